@@ -1,4 +1,4 @@
-"""The asks of one run: each is decided by the policy, its hooks, the caller or a default, in this order."""
+"""Decides the asks of one run: by the policy first, then by hooks, the caller, or else a default."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ if TYPE_CHECKING:
     from backplane.workspace import Workspace
 
 ASKS_OPEN_MAX: Final = 64
-"""Most asks that wait for a person at once; a host with more of them does not wait for answers."""
+"""Limit of asks that wait for an answer at once; further ones are decided at once, without hooks or a person."""
 
 ASKS_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Bytes of all these asks, far more than agents write at once; a longer one waits only if no other does."""
+"""Size limit of all waiting asks, far above what agents write; a single larger ask waits if no other does."""
 
 REMEMBERED_MAX: Final = 1000
-"""Tools and kinds of command for which an answer is remembered in a run; the others are asked about again."""
+"""Limit of tools and kinds of command with a remembered answer in a run; the caller is asked about others again."""
 
 REMEMBERED_CHARS_MAX: Final = 4000
-"""Characters of a remembered tool's name, command and reason together; longer ones are asked about again."""
+"""Character limit of a remembered tool name, command and reason together; longer answers are not remembered."""
 
 HOOKS_SLOW_S: Final = 1.0
-"""Seconds after which hooks are noted in the journal, so that `why` can name them; most answer in milliseconds."""
+"""Seconds until the journal notes hooks that have not answered, for `backplane why`; most take milliseconds."""
 
 OnAsk = Callable[[Approval], Awaitable[Decision] | Decision]
 
 
 class Approvals:
-    """Answers what a host asks.
+    """Answers the asks of a host.
 
     Attributes:
-        open: id → ask, of those that wait for an answer.
-        host: the link that answers go to; set once the host is started.
-        hooks: hooks that are asked after the policy and before the caller; None for none.
-        checkpoints: made before tools that may write; None if the order wants none.
+        open: asks that wait for an answer, by id.
+        host: the channel that answers are sent on; set once the host has started.
+        hooks: hooks that are asked after the policy and before the caller; None without hooks.
+        checkpoints: makes a checkpoint before each tool that may write; None if the order wants none.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Approvals:
         self.hooks: Hooks | None = None
         self.checkpoints: RunCheckpoints | None = None
         self.put_above = self._put_above if on_ask is not None else None
-        """Asks the caller what a hook of his decides; None if nobody answers."""
+        """Asks the caller in place of a hook that has no program or function; None without `on_ask`."""
         self._facts = facts
         self._limits = limits
         self._ending = ending
@@ -78,10 +78,10 @@ class Approvals:
         self._on_ask = on_ask
         self._bytes = 0
         self._remembered: dict[tuple[str, ...], Decision] = {}
-        """Tool → what was decided about it for the rest of the run."""
+        """Decisions for the rest of the run, by the key that `remembered_by` returns."""
 
     def open_checkpoints(self, workspace: Workspace, run_dir: Path) -> None:
-        """Make a checkpoint before every tool that may write."""
+        """Have a checkpoint made before every tool that may write."""
         say = lambda body, message: self._record.report("checkpoint", body, message)  # noqa: E731
         self.checkpoints = RunCheckpoints(workspace, run_dir, now=now, say=say, keep=self._keep_checkpoints)
 
@@ -95,7 +95,7 @@ class Approvals:
             await self.checkpoints.close()
 
     def take(self, ask: wire.Ask) -> list[Events]:
-        """Begin to decide an ask; return the events about it, with its answer if that needs no wait."""
+        """Begin to decide an ask; return its event, and the event of the answer if that needs no wait."""
         assert self.host is not None
         assert self._facts.policy is not None
         raised = self._record.own("ask", approvals.body(ask), approvals.describe(ask))
@@ -124,7 +124,7 @@ class Approvals:
         return self.hooks.of(ask, decision)
 
     def _full(self, size: int) -> str:
-        """Return why one more ask of so many bytes may not wait; empty if it may."""
+        """Return why a further ask of `size` bytes may not wait; empty if it may."""
         if len(self.open) >= ASKS_OPEN_MAX:
             return f"{ASKS_OPEN_MAX} asks are open already"
         if self.open and self._bytes + size > ASKS_BYTES_MAX:
@@ -132,10 +132,10 @@ class Approvals:
         return ""
 
     def _without_caller(self, ask: wire.Ask, full: str = "") -> tuple[Decision | None, str]:
-        """Return what is decided without asking the caller again, and who decided; None if the caller has to decide.
+        """Return a decision that needs no question to the caller, and its maker; None if the caller has to decide.
 
         Args:
-            full: why the ask may not wait; empty if it may.
+            full: the reason why the ask may not wait; empty if it may.
         """
         key = remembered_by(ask) if self._remembered else None
         if key is not None and (decision := self._remembered.get(key)) is not None:
@@ -149,7 +149,7 @@ class Approvals:
     async def _decide(
         self, ask: wire.Ask, size: int, event: AgentEvent, hooks: tuple[Hook, ...], decided: Decision | None
     ) -> None:
-        """Make a checkpoint, ask the hooks, then the caller if the ask is still open, and answer."""
+        """Make a checkpoint, ask the hooks, ask the caller if the ask is still undecided, and answer."""
         assert self.host is not None
         if self.checkpoints is not None:
             await self.checkpoints.before(ask)
@@ -172,7 +172,7 @@ class Approvals:
             self._record.add(self._answer(ask, decided, by=by))
 
     async def _ask_hooks(self, ask: wire.Ask, hooks: tuple[Hook, ...]) -> tuple[wire.Ask, Decision | None, str, str]:
-        """Return the ask as its hooks left it, their decision or the policy's then, who decided, and who changed it."""
+        """Ask the hooks; return the ask as they changed it, the decision, its maker, and the hook that changed it."""
         assert self.hooks is not None
         assert self._facts.policy is not None
         with anyio.move_on_after(self._limits.ask_s), self._noted_if_slow(ask, hooks):
@@ -186,7 +186,7 @@ class Approvals:
 
     @contextmanager
     def _noted_if_slow(self, ask: wire.Ask, hooks: tuple[Hook, ...]) -> Iterator[None]:
-        """Have hooks noted in the journal once they have taken long, and that they have answered then."""
+        """Note slow hooks in the journal, and note there, too, when they have answered."""
         assert self.host is not None
         at_work, noted = True, False
 
@@ -206,13 +206,13 @@ class Approvals:
                 self._record.place.note_hooks(ask.id, ())
 
     async def _put_above(self, ask: wire.Ask) -> Decision:
-        """Ask the caller what a hook of his decides, as for what the policy leaves open."""
+        """Ask the caller in place of a hook, as for an ask that the policy leaves open."""
         event = self._record.own("ask", approvals.body(ask), approvals.describe(ask)).events[0]
         decision, _ = await self._ask_caller(ask, event)
         return decision
 
     async def _ask_caller(self, ask: wire.Ask, event: AgentEvent) -> tuple[Decision, str]:
-        """Return the caller's decision, or the default after the time that an ask may take, and who decided."""
+        """Return the caller's decision, or the default decision after `ask_s`, and its maker."""
         assert self._on_ask is not None
         assert isinstance(event, Approval)
         decision, by = approvals.by_default(ask, f"no answer within {self._limits.ask_s:g} s"), "default"
@@ -220,14 +220,14 @@ class Approvals:
             why = ""
             try:
                 given = await call_function(self._on_ask, event)
-            except ProtocolError as error:  # A door above us that passes the question on.
+            except ProtocolError as error:  # From a caller that forwards asks to another control plane.
                 why = error.message
             except Exception as error:  # The caller's own code: its bug must not let a tool through.
                 why = log_raised("callback on_ask", self._on_ask, error, self._facts.redactor)
             else:
                 try:
                     decision, by = self._reread(ask, given), "caller"
-                except ProtocolError as error:  # An answer that cannot be written is the caller's bug, too.
+                except ProtocolError as error:  # An answer that cannot be sent is the caller's bug, too.
                     why = error.message
             if why:
                 decision = Decision(decision="deny", reason=f"the answering callback failed: {why}")
@@ -244,10 +244,10 @@ class Approvals:
             self._remembered[key] = Decision(decision=decision.decision, reason=reason)
 
     def _reread(self, ask: wire.Ask, given: Decision) -> Decision:
-        """Return a decision as the host will read it: so it is judged, changed and kept.
+        """Return a decision as the host will read it, so that exactly this form is checked and recorded.
 
         Raises:
-            ProtocolError: no line can hold it, or the host would refuse it.
+            ProtocolError: it cannot be encoded, is too long for a line, or the host would refuse it.
         """
         try:
             data = canonical.encode(approvals.answer(ask, approvals.checked(given)))
@@ -261,12 +261,12 @@ class Approvals:
         return decision
 
     def _line_of(self, ask: wire.Ask, decision: Decision) -> bytes:
-        """Return the answer as it is sent. Raises ProtocolError: no line can hold it."""
+        """Return the answer as a line to send. Raises ProtocolError if it is too long for a line."""
         assert self.host is not None
         return self.host.line.send(approvals.answer(ask, decision))
 
     def _answer(self, ask: wire.Ask, decision: Decision, *, by: str) -> list[Events]:
-        """Send the answer, or a bare denial if a line is too short for it; without room for that the run ends."""
+        """Send the answer; if it is too long, send a denial without a reason; if that is too long, too, end the run."""
         assert self.host is not None
         try:
             line = self._line_of(ask, decision)

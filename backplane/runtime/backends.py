@@ -1,7 +1,7 @@
-"""Named ways to reach a host: a child process, or a function in memory.
+"""Finds backends, which are named ways to reach a host: a child process, or a function in memory.
 
-A backend opens a link: two descriptors with the protocol on them and one way to stop what is
-behind. The same bytes flow in both cases. What is said on the link is `runtime`'s affair.
+A backend opens a link: two descriptors that carry the protocol, and one way to stop the host. The same bytes flow for
+both kinds of host. Other modules of `runtime` read and write the messages.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ if TYPE_CHECKING:
     from backplane.sandbox.key_proxy import KeyUse
 
 ACP: Final = "acp"
-"""Shipped host whose options name the agent."""
+"""The shipped host whose options name its agent."""
 OWN: Final = {"shell": "shell.py", "mock": "mock.py", presets.HOST: "api.py", ACP: shipped.HOST}
-"""Shipped hosts that drive no agent by their name: name → file under `hosts/`."""
+"""Shipped hosts whose name is not an agent's: name → file under `hosts/`."""
 OF_OPTIONS: Final = frozenset({ACP, presets.HOST})
-"""Shipped hosts that are no backend by their name alone: their options name the agent or the service."""
+"""Shipped hosts that need options to be a backend: the options name the agent or the service."""
 
 NEVER_CHOSEN: Final = frozenset({"shell", "mock", "replay"})
-"""Backends that run only when they are named: they do not think."""
+"""Backends that run only when they are named, because they ask no model."""
 
 
 class Link(Protocol):
-    """An open way to one host; `process.Child` is one."""
+    """An open connection to one host, such as `process.Child`."""
 
     stdin: int
     stdout: int
     pid: int
     start: int
-    """When its process began, in clock ticks since the machine did."""
+    """Start time of the host's process, in clock ticks since the machine started."""
     exit: Exit | None
     stderr_dropped: int
     swept: int
     guard_lost: bool
     fault: Exception | None
-    """Raised while it was watched, and foreseen by nobody; its exit may never be known then."""
+    """An unexpected exception in the code that watches the host; the host's exit may then stay unknown."""
 
     @property
     def stderr_tail(self) -> bytes: ...
@@ -77,7 +77,7 @@ class Link(Protocol):
 
 
 Opener = Callable[[StartCommand, tuple[str, ...]], AbstractAsyncContextManager[Link]]
-"""Starts a command, and lets it connect to these addresses."""
+"""Starts a command that may connect to the given addresses."""
 
 
 class Backend(Protocol):
@@ -87,80 +87,80 @@ class Backend(Protocol):
     def id(self) -> str: ...
     @property
     def key(self) -> str:
-        """Names the host's program for its kept manifest; changes when the program does."""
+        """The key of the host's stored manifest; it changes when the host's program changes."""
         ...
 
     @property
     def limits(self) -> Limits | None:
-        """Limits of its own; None for the control plane's."""
+        """The backend's own limits; None to use the control plane's."""
         ...
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Values of its environment that must not be seen anywhere."""
+        """Values of the host's environment that are redacted everywhere."""
         ...
 
     @property
     def remote(self) -> bool:
-        """True if it works on another machine, in a folder that the order names."""
+        """True if the host works on another machine, in a folder that the order names."""
         ...
 
     def open(self, order: WorkOrder, environ: Mapping[str, str]) -> AbstractAsyncContextManager[Link]: ...
 
 
 class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
-    """A host that is a program of its own."""
+    """A backend whose host is a child process."""
 
     id: str
     argv: tuple[str, ...]
     env: dict[str, str] = {}
-    """Added to the child's environment, values already resolved."""
+    """Variables to add to the child's environment, with resolved values."""
     secrets: tuple[str, ...] = ()
     limits: Limits | None = None
     remote: bool = False
     is_ours: bool = False
-    """Its program comes with the package: it does nothing before its order."""
+    """True if the program comes with the package, and thus does nothing before it gets its order."""
     writable: tuple[str, ...] = ()
-    """Paths beside the workspace that it may change when it is contained; absolute, `make_writable` makes them."""
+    """Absolute paths outside the workspace that a contained host may change; `make_writable` creates folders."""
     endpoints: tuple[str, ...] = ()
-    """Where it may always connect to."""
+    """Addresses that the host may always connect to."""
     open_stores: frozenset[str] = frozenset()
-    """Stores of credentials that it may read when it is contained: names of `credentials.STORES`."""
+    """Credential stores that a contained host may read: names of `credentials.STORES`."""
     agent: shipped.ShippedAgent | None = None
-    """The program that a shipped host drives; None where it drives none, or is not known."""
+    """The agent that a shipped host drives; None if there is none, or if the host is not a shipped one."""
     held_key: HeldKey | None = None
-    """None where the host is given its keys as they are."""
+    """The key that a proxy adds to the host's requests; None if the host is given its keys."""
     plugin: dict[str, str] | None = None
-    """The wheel that brings it, as the receipt says it: `wheel`, `version`; None where it is configured or ours."""
+    """The wheel that provides the backend, with the receipt's members `wheel` and `version`; None for all others."""
     servers_given: tuple[dict[str, Any], ...] = ()
-    """Rows of the configuration's MCP servers, values resolved: for a host that can be their client."""
+    """Configured MCP servers as rows with resolved values, for a host that can be their client."""
     servers_required: tuple[str, ...] = ()
-    """Names of those without which a run is refused."""
+    """Names of the configured MCP servers without which a run is refused."""
 
     @property
     def key(self) -> str:
-        """A name for everything that may change its hello: programs as they are now, words, variables with options."""
+        """A hash of all that may change the hello: command, size and time of its files, agent, variables."""
         words = [*self.argv, *((self.agent.options.program,) if self.agent is not None else ())]
         return hashlib.sha256(
             repr(([(word, *_stamp(word)) for word in words], sorted(self.env.items()))).encode()
         ).hexdigest()
 
     def command(self, order: WorkOrder, environ: Mapping[str, str]) -> StartCommand:
-        """What `open` starts, but for what a key proxy changes. Raises ConfigError: the order names the proxy's key."""
+        """Return the host's command, not yet changed for a key proxy. Raises ConfigError if the order sets the key."""
         if self.held_key is not None and self.held_key.variable in order.config.env:
             fact = f"config.env names {self.held_key.variable}, which the agent of {self.id!r} is not to have"
             raise ConfigError("config_invalid", fact, hint="leave it out, or set key_proxy = false for this backend")
         return StartCommand(argv=self.argv, env=child_environment(self.env, order.config.env, environ))
 
     def servers(self, order: WorkOrder, command: StartCommand) -> dict[str, tuple[str, ...]]:
-        """The MCP servers that its agent is to start: name → the words of its row that may name files."""
+        """Return the MCP servers that the agent is to start: name → the words of its row that may name files."""
         return shipped.servers_of(command.env, with_servers(order, self.servers_given).abp("mcp_servers"))
 
     def agent_path(self, env: Mapping[str, str]) -> str | None:
-        """Return the path of the agent's program, as the host finds it; None without an agent or a program."""
+        """Return the path at which the host finds the agent's program; None if there is no agent or no such program."""
         if self.agent is None:
             return None
-        # A relative folder of PATH counts from the workspace, where programs are not looked for.
+        # Relative folders of PATH would be below the workspace, where no program is looked for.
         search = (
             None if env.get("PATH") is None else os.pathsep.join(filter(os.path.isabs, env["PATH"].split(os.pathsep)))
         )
@@ -172,8 +172,8 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         """Start the host.
 
         Args:
-            opener: starts it in a cage; None starts it plainly.
-            use: filled with what is asked for with a key that it has not; None counts it for nobody.
+            opener: starts the command in a sandbox; None starts it without one.
+            use: counts the requests that pass the key proxy; None if the counts are not needed.
         """
         command = self.command(order, environ)
         if opener is None:
@@ -189,13 +189,13 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         return start(command, ())
 
     def make_writable(self, order: WorkOrder) -> tuple[str, ...]:
-        """Make the missing folders that the host may change, and return all paths that it may; blocking.
+        """Create the missing folders that the host may change; return all paths that it may change. Blocks.
 
-        A sandbox is planned from what exists, so this comes before the plan. A missing name with an extension
-        is a file's, and is not made; one that ends in a slash is always a folder's.
+        A sandbox is planned from existing paths, so call this before the plan. A missing path with an extension
+        is taken for a file and not created, unless it ends in a slash.
 
         Raises:
-            BackendError: `backend_unavailable`, a folder cannot be made.
+            BackendError: `backend_unavailable`, a folder cannot be created.
         """
         state = self.env.get(shipped.STATE)
         kept = (state,) if state is not None and order.abp("session") is not None else ()
@@ -211,7 +211,7 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _stamp(word: str) -> tuple[int, ...]:
-    """Size and time of a file named on a command line, so that a changed program is another host."""
+    """Return size and time of a file in a command, so that a changed program changes the backend's key."""
     path = word if os.sep in word else _found(word)
     try:
         seen = os.stat(path) if path else None
@@ -222,34 +222,34 @@ def _stamp(word: str) -> tuple[int, ...]:
 
 def _found(program: str, search: str | None = None) -> str | None:
     if program.startswith("-"):
-        return None  # An option of the command before it.
+        return None  # An option, not a program.
 
     return shutil.which(program, path=search)
 
 
 class BackendStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What `backends` says of one backend."""
+    """The state of a backend, as `backplane backends` shows it."""
 
     id: str
     ready: bool
     why: str = ""
-    """Why it is not ready; empty when it is."""
+    """Why the backend is not ready; empty if it is."""
     fix: str = ""
-    """What to do about it, or about what else is missing: a key that the agent may do without."""
+    """The next step if the backend is not ready, or if its agent is too old or has no key."""
     command: tuple[str, ...] = ()
     manifest: dict[str, Any] | None = None
-    """Of its last hello; None when it never said one here."""
+    """Capabilities of the host's last stored hello; None if none is stored."""
 
 
 def find(name: str, settings: Settings, environ: Mapping[str, str]) -> ProcessBackend:
-    """The backend of this name: configured, else shipped.
+    """Return the backend of this name: a configured one, else a shipped one, else a plug-in's.
 
     Raises:
-        BackendError: `backend_not_found`, with the names there are; `backend_unavailable` when it is not ready.
+        BackendError: `backend_not_found`, with the known names; `backend_unavailable`, it is not ready.
     """
     declared = settings.backends.get(name)
     if declared is None and name not in OWN and name not in agents():
-        from backplane.runtime import plugins  # With it comes the reader of mail; no other backend needs it.
+        from backplane.runtime import plugins  # Imported here, as it loads `email`, which no other backend needs.
 
         if (plugin := plugins.find(name)) is not None:
             made = _from_settings(name, BackendSettings(command=plugin[0]), settings, environ)
@@ -275,13 +275,13 @@ def _from_settings(
     agent, service = _asks(name, declared, {**environ, **env})
     if service is not None:
         env |= _of_service(name, service, env, environ)
-        told = presets.with_address(declared.options, {**environ, **env})
-        env[presets.OPTIONS] = msgspec.json.encode(told).decode()
+        options = presets.with_address(declared.options, {**environ, **env})
+        env[presets.OPTIONS] = msgspec.json.encode(options).decode()
         secrets += [env[variable] for variable in service.variables]
     if agent is not None:
         argv = (*(argv[:-1] if (declared.host or name) != ACP else argv), agent.row)
         env[shipped.OPTIONS] = msgspec.json.encode(agent.options).decode()
-        env.pop(agent.options.base_url_env or "", None)  # Its host sets it, by its options.
+        env.pop(agent.options.base_url_env or "", None)  # The host sets this variable, from its options.
         key = env.get(agent.key_env or "", environ.get(agent.key_env or ""))
         if agent.key_env is not None and key:
             env[agent.key_env] = key
@@ -289,7 +289,7 @@ def _from_settings(
         if agent.options.sessions:
             env[shipped.STATE] = str(home_path(environ) / "agents" / name)
     held_key, endpoints = held_key_of(name, declared, settings, agent, service), declared.endpoints
-    if held_key is None:  # Behind a proxy it asks nobody else.
+    if held_key is None:  # A host behind a proxy reaches the service through it.
         endpoints += agent.endpoints if agent is not None else (service.endpoint,) if service is not None else ()
     servers = [] if declared.remote else _servers(name, declared, settings, environ, secrets)
     if held_key is not None:
@@ -315,10 +315,10 @@ def _from_settings(
 def _own_variables(
     name: str, declared: BackendSettings, environ: Mapping[str, str], secrets: list[str]
 ) -> dict[str, str]:
-    """The variables that the configuration names, values of ours resolved, which are added to `secrets`.
+    """Return the configured variables; those that name a variable of ours get its value, which `secrets` gets, too.
 
     Raises:
-        BackendError: `backend_unavailable`, one of ours is not set.
+        BackendError: `backend_unavailable`, a variable of ours is not set.
     """
     env: dict[str, str] = {}
     for variable, value in declared.env.items():
@@ -335,10 +335,10 @@ def _own_variables(
 def _servers(
     name: str, declared: BackendSettings, settings: Settings, environ: Mapping[str, str], secrets: list[str]
 ) -> list[dict[str, Any]]:
-    """Rows of the configuration's MCP servers, but for those that the backend has one of its own for.
+    """Return rows of the configured MCP servers, except those whose name the backend's own options use.
 
     Raises:
-        BackendError: `backend_unavailable`, a variable that one needs is not set.
+        BackendError: `backend_unavailable`, a variable that a server needs is not set.
     """
     rows = declared.options.get("mcp_servers")
     own = {row.get("name") for row in rows if isinstance(row, dict)} if isinstance(rows, list) else set()
@@ -347,7 +347,7 @@ def _servers(
 
 
 def server_row(server: str, asked: ServerSettings, environ: Mapping[str, str], secrets: list[str]) -> dict[str, Any]:
-    """Return a configured MCP server as an order names one; its resolved values are added to `secrets`.
+    """Return a configured MCP server as a row of an order; add its resolved values to `secrets`.
 
     Raises:
         BackendError: `backend_unavailable`, a variable that it needs is not set.
@@ -376,14 +376,14 @@ def _resolved(server: str, value: str, environ: Mapping[str, str], secrets: list
 
 
 def with_servers(order: WorkOrder, rows: Sequence[dict[str, Any]]) -> WorkOrder:
-    """Return an order with further MCP servers before its own, which go over those of the same name."""
+    """Return an order with further MCP servers before its own, which win if two have the same name."""
     ordered = order.abp("mcp_servers")
     own = ordered if isinstance(ordered, list | tuple) else ()
     return order.with_abp("mcp_servers", [*rows, *own]) if rows else order
 
 
 def with_call_limit(order: WorkOrder, limit_s: float) -> WorkOrder:
-    """Return an order whose rows of MCP servers all have `tool_ms`: their own, else this limit."""
+    """Return an order that gives every MCP server without a `tool_ms` this limit."""
     rows = order.abp("mcp_servers")
     if not rows or not isinstance(rows, list | tuple):
         return order
@@ -393,7 +393,7 @@ def with_call_limit(order: WorkOrder, limit_s: float) -> WorkOrder:
 
 
 def _open_stores(name: str, declared: BackendSettings, agent: shipped.ShippedAgent | None) -> frozenset[str]:
-    """What the configuration opens, and an agent's own login where it works with the user's own folder."""
+    """Return the configured credential stores, and the agent's own store if its option `own_state` is set."""
     opened = frozenset[str]()
     if declared.credentials:
         opened = read_names(declared.credentials, f"[backends.{name}] credentials")
@@ -401,9 +401,9 @@ def _open_stores(name: str, declared: BackendSettings, agent: shipped.ShippedAge
 
 
 def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Each configured backend whose shipped host is unknown or would not take its options, and why.
+    """Yield the name of each configured backend with wrong settings, such as an unknown shipped host, and the fault.
 
-    Nothing of this machine is looked at: neither programs nor keys.
+    Programs and keys on this machine are not checked.
     """
     for name, declared in settings.backends.items():
         try:
@@ -418,13 +418,13 @@ def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
 def _asks(
     name: str, declared: BackendSettings, environ: Mapping[str, str] | None = None
 ) -> tuple[shipped.ShippedAgent | None, presets.Service | None]:
-    """The program that its shipped host drives, or the service that this asks; or neither. Raises ConfigError."""
+    """Return the agent that a shipped host drives, or the service that it asks, or neither. Raises ConfigError."""
     host, where = declared.host or name, f"the options of [backends.{name}]"
     if declared.command is not None:
         return None, None
     if host == presets.HOST:
-        told = presets.with_address(declared.options, environ or declared.env)
-        return None, presets.read_options(told, f"backends.{name}.options")
+        options = presets.with_address(declared.options, environ or declared.env)
+        return None, presets.read_options(options, f"backends.{name}.options")
     if host == ACP or host in agents():
         row, env = "" if host == ACP else host, environ or declared.env
         return shipped.agent_of(find_shared("hosts"), row, declared.options, declared.env, where, env), None
@@ -436,7 +436,7 @@ def _asks(
 def _of_service(
     name: str, service: presets.Service, env: Mapping[str, str], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Variables with secrets of a model's service: the backend's own, else ours. Raises BackendError."""
+    """Return the variables with a service's keys, from the backend's `env` or else ours. Raises BackendError."""
     found = {variable: env.get(variable, environ.get(variable, "")) for variable in service.variables}
     missing = next((variable for variable, value in found.items() if not value), None)
     if missing is not None:
@@ -449,34 +449,34 @@ def _of_service(
 
 
 def agents() -> Collection[str]:
-    """Return the names of the agents that backplane drives: each is a host, and a backend."""
+    """Return the names of the agents that backplane drives; each of them is a shipped host and a backend."""
     return shipped.rows_of(str(find_shared("hosts"))).keys()
 
 
 def by_name() -> set[str]:
-    """Return the backends that need no configuration."""
+    """Return the names of the backends that need no configuration."""
     return {*OWN, *agents()} - OF_OPTIONS
 
 
 def shipped_command(host: str) -> tuple[str, ...]:
-    """The command that starts a shipped host.
+    """Return the command that starts a shipped host.
 
     Raises:
-        ConfigError: `config_invalid` when no host of that name comes with the package.
+        ConfigError: `config_invalid`, no host of that name comes with the package.
     """
     if host not in OWN and host not in agents():
         there = ", ".join(sorted({*OWN, *agents()}))
         raise ConfigError("config_invalid", f"no shipped host {host!r}", hint=f"choose one of: {there}")
     file, *arguments = (OWN[host],) if host in OWN else (shipped.HOST, host)
-    # -E and -s: what the user's own shell sets for Python is not this program's affair.
+    # -E and -s: the host ignores PYTHON* variables and the user's own site-packages.
     return (sys.executable, "-E", "-s", str(find_shared("hosts") / file), *arguments)
 
 
 def from_command(command: str | tuple[str, ...], *, cwd: Path, limits: Limits | None = None) -> ProcessBackend:
-    """Any program that speaks the protocol; relative paths in it count from `cwd`.
+    """Return a backend for a program that speaks the protocol; a relative path of the program counts from `cwd`.
 
     Raises:
-        ConfigError: `config_invalid` when the command is empty or its quotes do not close.
+        ConfigError: `config_invalid`, the command is empty or a quote is not closed.
     """
     try:
         words = tuple(shlex.split(command)) if isinstance(command, str) else command
@@ -485,13 +485,13 @@ def from_command(command: str | tuple[str, ...], *, cwd: Path, limits: Limits | 
     if not words:
         raise ConfigError("config_invalid", "the command is empty", hint="name a program that speaks the protocol")
     program = words[0] if os.sep not in words[0] else str(cwd / words[0])
-    # A program's name need not be text; the receipt, which says it, is.
+    # The name of a program need not be valid UTF-8, but the receipt with it must be.
     name = os.fsencode(Path(words[0]).name).decode("utf-8", "backslashreplace")
     return ProcessBackend(id=f"sidecar:{name}", argv=(program, *words[1:]), limits=limits)
 
 
 def known(settings: Settings, environ: Mapping[str, str]) -> list[BackendStatus]:
-    """Return every backend, ready or not, by name; hosts that need options are backends once they are configured."""
+    """Return the status of every backend, sorted by name; hosts that need options are listed once configured."""
     from backplane.runtime import plugins
 
     own = {*settings.backends, *by_name()}
@@ -523,7 +523,7 @@ def too_old(backend: ProcessBackend, environ: Mapping[str, str]) -> str:
 
 
 def _without_key(backend: ProcessBackend) -> str:
-    """What an agent without its key needs; it may still have another, so that this keeps nothing from a try."""
+    """Return the next step for an agent without its key; the backend is ready, as the agent may have another."""
     agent = backend.agent
     if agent is None or agent.key_env is None or agent.options.own_state or agent.key_env in backend.env:
         return ""
@@ -532,7 +532,7 @@ def _without_key(backend: ProcessBackend) -> str:
 
 
 def missing_program(backend: ProcessBackend, environ: Mapping[str, str]) -> BackendError | None:
-    """What to raise because a program that the backend needs is not on this machine; None when all are."""
+    """Return the error for a program of the backend that is not on this machine; None if all are."""
     search = backend.env.get("PATH", environ.get("PATH"))
     if _found(backend.argv[0], search) is None:
         fix = f"install it, or correct the command of [backends.{backend.id}]"

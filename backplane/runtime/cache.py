@@ -1,7 +1,7 @@
-"""Serves pure orders (`config.vendor.abp.pure`) from the store, if the same was asked of the same tree before.
+"""Serves a pure order (`config.vendor.abp.pure`) from the store if the same order ran on the same tree before.
 
 The answer is a replay of the stored run with its patch, and its receipt links the original. Only complete runs are
-kept, in this user's state folder. An entry that is missing or cannot be read counts as none.
+reused, and only those in this user's state folder. An entry that cannot be read is ignored.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def is_pure(order: WorkOrder) -> bool:
 
 
 def key_of(order: WorkOrder, backend: Backend, settings: Settings, limits: Limits) -> str | None:
-    """Return a hash of all that the result of an order depends on; None if that cannot be known. Blocks.
+    """Return a hash of all that an order's result depends on; None if that cannot be known. Blocks.
 
-    That is the order without its id (with its policy), every file and link of its tree, the settings, and the host's
-    programs as they are now.
+    The hash covers the order with its policy but without its id, every file and link of its tree, the settings, the
+    limits, and the host's present programs.
     """
-    has_hooks = bool(settings.hooks) or order.abp("hooks") is not None  # What they run may decide anything.
+    has_hooks = bool(settings.hooks) or order.abp("hooks") is not None  # A hook may decide by anything.
     if backend.remote or has_hooks or isinstance(backend, ReplayBackend):
         return None
     try:
@@ -58,11 +58,11 @@ def key_of(order: WorkOrder, backend: Backend, settings: Settings, limits: Limit
 
 
 def tree_sha256(root: Path, limits: Limits) -> str:
-    """Hash a folder's files and links by name, kind, rights and content; the insides of repositories aside.
+    """Hash the paths below a folder by name, mode and content, without what is in `.git` folders.
 
     Raises:
-        OSError: something cannot be read.
-        ValueError: it is larger than a workspace may be.
+        OSError: a file or folder cannot be read.
+        ValueError: the folder is larger than a workspace may be.
     """
     digest, files, size = hashlib.sha256(), 0, 0
     for path in paths_below(root, without=(".git",), onerror=raise_error):
@@ -80,7 +80,7 @@ def tree_sha256(root: Path, limits: Limits) -> str:
 
 
 def find_cached(home: Path, key: str) -> ReplayBackend | None:
-    """Return the stored run of this key as a backend that replays it; None if there is none. Blocks."""
+    """Return a backend that replays the stored run for a key; None if there is none. Blocks."""
     try:
         run_id = (home / FOLDER / key).read_text()
         return find_replay(f"{REPLAY}{run_id}", home, with_patch=True, cached=True)
@@ -89,7 +89,7 @@ def find_cached(home: Path, key: str) -> ReplayBackend | None:
 
 
 def keep(home: Path, key: str, run_id: str) -> None:
-    """Note that a complete run is the answer to this key; a write that fails keeps nothing. Blocks."""
+    """Store the id of a complete run as the answer for a key; a failed write is ignored. Blocks."""
     folder = home / FOLDER
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

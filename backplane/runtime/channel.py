@@ -1,4 +1,4 @@
-"""One host while a run talks with it: messages in and out, how long it has been silent, and how it is stopped."""
+"""Exchanges messages with the host of a run, measures the host's silence, and stops the host."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from backplane.runtime.backends import Link
 from backplane.runtime.ending import RunEnding
 
 EXIT_WAIT_S: Final = 1.0
-"""Seconds that a host may take to exit after its output has ended, or its output to end after its exit."""
+"""Seconds from the end of a host's output to its exit, or from its exit to the end of its output, at most."""
 
 WRITE_S: Final = 30.0
-"""Seconds for a host to read what we write: only one that hangs leaves a pipe full that long."""
+"""Time limit for a host to read from a full pipe; only a host that hangs takes that long."""
 
 BACKLOG_LINES_MAX: Final = 256
-"""Lines that wait for a host to read; more than it can have asked for."""
+"""Limit of lines that wait until the host reads; a further line ends the run."""
 
 
 class HostChannel:
-    """An open link to the host of one run.
+    """The open connection of one run to its host.
 
     Attributes:
-        gone: set once the stop ladder has ended and nothing of the host is alive.
+        gone: set once the host has been stopped.
 
     Args:
-        line: reads and writes the messages.
-        start_soon: starts a task of the run.
+        line: decodes and encodes the messages.
+        start_soon: starts a task that belongs to the run.
     """
 
     def __init__(
@@ -55,66 +55,66 @@ class HostChannel:
         self._backend_id = backend_id
         self._ending = ending
         self._exited: float | None = None
-        """When the end of its process was seen, by a monotonic clock."""
+        """Monotonic time at which the exit of the host was seen; None before."""
         self._readable = Readable(link.stdout)
         self._since = time.monotonic()
-        """When its silence began, by a monotonic clock."""
+        """Monotonic time at which the host's silence began."""
         self._second_look = math.inf
-        """When a silence over the limit ends the run, by a monotonic clock; infinite while there is none."""
+        """Monotonic time at which a silence over the limit ends the run; infinite while there is none."""
         self._has_more = False
-        """True if the last read did not have to wait."""
+        """True if the last read found data without a wait."""
         self.backlog: list[bytes] = []
-        """Lines that wait for the host to read; the first may be the rest of one that was begun."""
+        """Lines that wait until the host reads; the first may be the rest of a line that is partly written."""
         self.unwritten = 0
-        """Lines that found no reader any more; the host's output says how it ends."""
+        """Number of lines that could not be written because the host does not read them."""
         self._has_read = self._writing = False
         link.call_on_exit(self._note_exit)
 
-    # What it says.
+    # The output of the host.
 
     def progressed(self) -> None:
-        """Begin to count its silence anew."""
+        """Restart the clock of the host's silence."""
         self._since, self._second_look = time.monotonic(), math.inf
         self.wake()
 
     def excuse(self, seconds: float) -> None:
-        """Do not count this time, in which it was not read, as its silence."""
+        """Exclude time in which we did not read from the host's silence."""
         self._since = min(self._since + seconds, time.monotonic())
 
     def wake(self) -> None:
-        """End the wait of `receive`, which then looks again."""
+        """Make a waiting `receive` check for output, exit and limits again."""
         self._readable.wake()
 
     def close(self) -> None:
-        """Wait for nothing more; the link can be closed after it."""
+        """Stop waiting for output, so that the link can be closed."""
         self._readable.close()
 
     def read(self) -> bytes | None:
-        """Return what its output has now, nothing at its end; None if it has nothing yet."""
+        """Read the host's output without a wait; return no bytes at its end, and None if there is none yet."""
         try:
             return os.read(self.link.stdout, READ_BYTES_MAX)
         except BlockingIOError:
             return b"" if self.gone.is_set() else None
 
     async def receive(self, limit_s: Callable[[], float], pause_s: float = math.inf) -> bytes | None:
-        """Wait for its output; nothing at the end of that, or `EXIT_WAIT_S` after its exit.
+        """Wait for output of the host; return no bytes at its end, or `EXIT_WAIT_S` after the host's exit.
 
-        After a deadline it looks once more: if this process was stopped, or waited for its disk, its timers run out
-        before it has read. If it was late for the first look, the host has as long again, as it may have been stopped,
-        too.
+        A silence counts as too long only after a second read: if this process was suspended, or waited for its disk,
+        its timers expire before it has read. If the first read was late, the second one comes as much later, because
+        the host may have been suspended, too.
 
         Args:
-            limit_s: most seconds of silence now; infinite while it is not the host's turn.
-            pause_s: most seconds to wait for output.
+            limit_s: returns the present limit of the host's silence; infinite for none.
+            pause_s: time limit of the wait for output.
 
         Returns:
-            None if there was none within `pause_s`.
+            The output; None if there was none within `pause_s`.
 
         Raises:
-            TimeoutError: the silence is longer than `limit_s`.
+            TimeoutError: the host's silence is longer than `limit_s`.
         """
         if self._has_more:
-            await anyio.lowlevel.checkpoint()  # A host that never stops writing must not stop the loop.
+            await anyio.lowlevel.checkpoint()  # A host that never stops writing must not block the event loop.
         began = due = time.monotonic()
         self._has_more = True
         while True:
@@ -146,10 +146,10 @@ class HostChannel:
         self._exited = self._exited or time.monotonic()
         self.wake()
 
-    # What it is sent.
+    # The input of the host.
 
     def send(self, message: Sent) -> None:
-        """Send a message, by a task if the host does not read. Raises ProtocolError, CapabilityError, as the line."""
+        """Send a message, in a task if the pipe is full. Raises as `ControlEnd.send`."""
         self.write(self.line.send(message))
 
     def write(self, line: bytes) -> None:
@@ -199,23 +199,23 @@ class HostChannel:
         self._ending.decide("idle", BackendError("backend_timeout", text))
 
     def _lose(self, lines: int) -> None:
-        """Count lines that found no reader; if the order is one of them, there will be no result."""
+        """Count lines that could not be written; end the run if the order is one of them."""
         self.unwritten += lines
         if not self._has_read and not self._ending.is_decided:
             self.start_soon(self._order_not_taken)
 
     async def _order_not_taken(self) -> None:
-        # A host that has ended, or says why it ends, ends the run by that and not by the broken pipe.
+        # If the host exits or says why it fails, the run ends for that reason and not for the broken pipe.
         with anyio.move_on_after(EXIT_WAIT_S):
             await self._ending.over.wait()
         text = f"{self._backend_id!r} closed its input before it had taken the order"
         hint = "a host reads its standard input to the end"
         self._ending.decide("protocol", BackendError("stream_closed", text, hint=hint))
 
-    # How it is stopped.
+    # The stop.
 
     async def stop(self, run_id: str, grace_s: float, reason: str) -> None:
-        """Walk down the stop ladder, which begins with a `cancel` message for a host that knows it."""
+        """Stop the host in steps; the first is a `cancel` message if the host announced `cancel/1`."""
         ending = self._ending
 
         async def cancel(grace_s: float) -> None:
@@ -225,8 +225,8 @@ class HostChannel:
         try:
             if ending.end is not None and ending.end.reason == "host_exit":
                 await self.link.wait(EXIT_WAIT_S)
-            asks_first = "cancel/1" in self.line.extensions and ending.was_sent and not ending.over.is_set()
-            await self.link.stop(grace_s=grace_s, cancel=cancel if asks_first else None)
+            can_cancel = "cancel/1" in self.line.extensions and ending.was_sent and not ending.over.is_set()
+            await self.link.stop(grace_s=grace_s, cancel=cancel if can_cancel else None)
         finally:
             self.gone.set()
             self.wake()

@@ -1,6 +1,6 @@
-"""Checkpoints of a run: the state of its workspace before each tool that may write.
+"""Makes the checkpoints of a run, which save its workspace's state before each tool that may write.
 
-How a state is kept is in `workspace.checkpoints`; `backplane rewind` returns an ended run to one.
+`workspace.checkpoints` stores them; `backplane rewind` restores one after the run's end.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from backplane.workspace import Workspace
 
 FAILURES_MAX: Final = 10
-"""Checkpoints that could not be made, listed in a receipt; all are counted."""
+"""Limit of failed checkpoints that a receipt lists; it counts them all."""
 
 _COMMAND: Final = "bash"
 """The tool whose input does not show which files it changes."""
 
 Say = Callable[[dict[str, Json], str], None]
-"""Adds an event of ours: what it carries, and one line for people."""
+"""Adds an event of the control plane with a body and a line of text for people."""
 
 
 def may_write(ask: wire.Ask) -> bool:
-    """Return True if what a host asks about may change files; also for an unknown tool."""
+    """Return True if an ask is for a patch, or for a tool that may change files or is unknown."""
     if ask.kind == "patch":
         return True
     if ask.kind != "tool":
@@ -47,11 +47,11 @@ class RunCheckpoints:
     """Makes the checkpoints of one run.
 
     Args:
-        workspace: the workspace whose state is kept.
-        run_dir: where it is kept.
-        now: the present time in the contract's print form.
-        say: see `Say`.
-        keep: called with the receipt's member whenever that changes.
+        workspace: the workspace to save.
+        run_dir: the run's folder, which stores the checkpoints.
+        now: returns the present time in the contract's format.
+        say: reports each checkpoint and each failure.
+        keep: called with the receipt's member `checkpoints` after each change.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RunCheckpoints:
         say: Say,
         keep: Callable[[dict[str, Json]], None],
     ) -> None:
-        from backplane.workspace.checkpoints import Checkpoints  # Most runs keep none.
+        from backplane.workspace.checkpoints import Checkpoints  # Imported here, as most runs make none.
 
         self._kept = Checkpoints(workspace, run_dir)
         self._now = now
@@ -71,20 +71,20 @@ class RunCheckpoints:
         self._keep = keep
         self._ended = False
         self._reading = anyio.Lock()
-        """Held while the tree is read."""
+        """Locked while the workspace is read."""
         self._failed: list[Json] = []
         self._failures = 0
 
     async def close(self) -> None:
-        """Wait until nothing reads the tree; the run is about to be sealed."""
+        """Make no further checkpoint, and wait until the current one is made."""
         self._ended = True
         async with self._reading:
             pass
 
     async def before(self, ask: wire.Ask) -> None:
-        """Keep the present state before a tool runs, unless it is what was kept last.
+        """Save the workspace's state before a tool runs, unless it is the same as at the last checkpoint.
 
-        A failure does not stop the tool: it is reported and counted in the receipt.
+        If that fails, the tool runs all the same; the failure is reported and counted in the receipt.
         """
         if not may_write(ask):
             return

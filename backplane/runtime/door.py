@@ -1,7 +1,8 @@
-"""A live run's door: a Unix socket through which the user's other programs answer its questions, and cancel it.
+"""Opens a live run's door: a Unix socket through which the user's other programs answer its questions or cancel it.
 
-It is in the state folder, which no sandbox shows. A request is one line of JSON, and so is the reply. The kernel names
-the caller's process: another user, or a descendant of a control plane, such as an agent, is refused.
+The socket is in the state folder, which sandboxes hide. A request and its reply are one line of JSON each. The kernel
+reports the caller's process: processes of another user are refused, and so are descendants of a control plane, such as
+agents.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from backplane.runtime.run import Run
 FOLDER: Final = "doors"
 LINE_BYTES_MAX: Final = 1 << 20
 OPENS_S_MAX: Final = 1.0
-"""Seconds that a caller waits until a live run's door opens. A program that answers its own asks has no door."""
+"""Seconds that a caller waits until a live run's door opens. A program that answers asks itself opens no door."""
 OPENS_POLL_S: Final = 0.02
 KNOCK_S: Final = 10.0
-"""Seconds for a request and its reply, which take a millisecond; a slower caller is disconnected."""
+"""Time limit of a request and its reply, which take a millisecond; a slower caller is disconnected."""
 VISITORS_MAX: Final = 32
-"""Callers at once; a further one waits until another has left."""
+"""Limit of connected callers; a further one waits until another has left."""
 ANCESTORS_MAX: Final = 1_000
 READ_BYTES: Final = 65_536
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -45,34 +46,34 @@ AsyncOnAsk = Callable[[Approval], Awaitable[Decision]]
 class AnswerCommand(
     msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="verb", forbid_unknown_fields=True
 ):
-    """Decide about an open question."""
+    """A request to answer an open question."""
 
     ask: str
-    """The question's id, or its beginning if no other open one's begins so; empty for the only open question."""
+    """The question's id, or a beginning that no other open question's id has; empty if only one question is open."""
     decision: Literal["allow", "deny"]
     reason: str = ""
     text: str | None = None
-    """The answer to a question in words."""
+    """The answer in words, for a question that asks for words."""
     remember: Remember = "once"
-    """`run`: the same for this tool until the run ends."""
+    """`run` to give the same answer for this tool until the run ends."""
 
 
 class CancelCommand(
     msgspec.Struct, frozen=True, kw_only=True, tag="cancel", tag_field="verb", forbid_unknown_fields=True
 ):
-    """End the run in order."""
+    """A request to end the run in order."""
 
     reason: str = ""
 
 
 Request = AnswerCommand | CancelCommand
 Obey = Callable[[Request, str], Awaitable[str]]
-"""Handles a request from a caller that the text describes; returns what was done, in words."""
+"""Handles a request, given a description of its caller; returns a text that says what was done."""
 CANCELLED: Final = "cancelled: the run ends cleanly, with its receipt"
 
 
 class DoorReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The reply: `done` in words, or an error."""
+    """The reply to a request: a text that says what was done, or an error."""
 
     done: str = ""
     code: str = ""
@@ -85,10 +86,10 @@ _read_reply: Final = msgspec.json.Decoder(DoorReply).decode
 
 
 def find_ask(asks: Mapping[str, Approval], given: AnswerCommand) -> str:
-    """Return the id of the open question that an answer is for.
+    """Find the open question that an answer is for; return its id.
 
     Raises:
-        ConfigError: `config_invalid`, not exactly one open question fits the id, or the answer does not fit it.
+        ConfigError: `config_invalid`, no or several open questions fit the id, or the answer does not fit the question.
     """
     found = [id for id in asks if id == given.ask] or [id for id in asks if id.startswith(given.ask)]
     if len(found) != 1:
@@ -110,7 +111,7 @@ def find_ask(asks: Mapping[str, Approval], given: AnswerCommand) -> str:
 
 
 def answer_text(ask: Approval, given: AnswerCommand) -> str | None:
-    """Return the words of an answer; for the number of an option its label."""
+    """Return the text of an answer; an option's number is replaced by the option's label."""
     return None if given.text is None else chosen(given.text, ask.body.get("options"))
 
 
@@ -127,7 +128,7 @@ class Desk:
     """The open questions of a run; the first answer to a question counts.
 
     Args:
-        first: asked in this process, beside the door; None waits for the door alone.
+        first: answers in this process, concurrently with the door; None if only the door answers.
     """
 
     def __init__(self, first: AsyncOnAsk | None) -> None:
@@ -135,7 +136,7 @@ class Desk:
         self._open: dict[str, _Waiting] = {}
 
     async def answer(self, ask: Approval) -> Decision:
-        """Wait for the first answer. Raises what `first` raises."""
+        """Wait for the first answer to a question. Raises what `first` raises."""
         id = str(ask.body.get("id"))
         waiting = self._open[id] = _Waiting(ask)
         own: Decision | None = None
@@ -155,7 +156,7 @@ class Desk:
         return decision
 
     def decide(self, given: AnswerCommand, by: str) -> str:
-        """Answer an open question; return what was done, in words. Raises as `find_ask`."""
+        """Answer an open question; return a text that says what was done. Raises as `find_ask`."""
         id = find_ask({id: waiting.ask for id, waiting in self._open.items()}, given)
         waiting = self._open[id]
         waiting.decision = waiting.decision or Decision(
@@ -183,12 +184,12 @@ def of_run(run: Run, desk: Desk) -> Obey:
 
 
 async def open_door(home: Path, run_id: str, obey: Obey, tell: Callable[[str], object] = str) -> None:
-    """Answer the requests of other programs to a run until cancelled; without a socket the run goes on.
+    """Answer other programs' requests to a run until cancelled; if no socket can be opened, call `tell` and return.
 
     Args:
         home: the state folder.
-        obey: does what is requested, or raises the error for the other program.
-        tell: called with the reason why there is no socket.
+        obey: handles a request; its errors are sent to the other program.
+        tell: called with the reason why no socket can be opened.
     """
     try:
         await _serve(home, run_id, obey)
@@ -214,7 +215,7 @@ async def _serve(home: Path, run_id: str, obey: Obey) -> None:
 
 @contextmanager
 def _opened(home: Path) -> Iterator[int]:
-    """Open the folder of doors: by its descriptor, any path fits into a socket's address, which has 107 bytes."""
+    """Open the folder of sockets: addresses by its descriptor fit into 107 bytes, whatever the folder's path."""
     fd = os.open(home / FOLDER, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield fd
@@ -225,7 +226,7 @@ def _opened(home: Path) -> Iterator[int]:
 async def _attend(visitor: socket.socket, home: Path, obey: Obey) -> None:
     with suppress(OSError), anyio.move_on_after(KNOCK_S):
         pid, uid, _ = _peer(visitor)
-        # 0 stands for a process of another user, or one that cannot be seen from here.
+        # 0 stands for a process of another user, or one that is not visible to this process.
         reply = await _reply(pid if uid == os.geteuid() else 0, await _line(visitor), home, obey)
         await send(visitor, msgspec.json.encode(reply) + b"\n")
 
@@ -241,7 +242,7 @@ async def _reply(pid: int, line: bytes, home: Path, obey: Obey) -> DoorReply:
 
 
 async def _line(visitor: socket.socket) -> bytes:
-    """Read one line. Raises OSError without one."""
+    """Read one line. Raises OSError if there is none, or if it is too long."""
     data = b""
     while b"\n" not in data:
         piece = await receive(visitor, READ_BYTES)
@@ -270,7 +271,7 @@ def _require_stranger(pid: int, home: Path) -> None:
 
 
 def _ancestors(pid: int) -> set[int] | None:
-    """Return the ids of a process's ancestors; None if one of them cannot be seen."""
+    """Return the ids of a process's ancestors; None if one of them is not visible."""
     found: set[int] = set()
     while pid > 1 and len(found) < ANCESTORS_MAX:
         try:
@@ -283,7 +284,7 @@ def _ancestors(pid: int) -> set[int] | None:
 
 
 def _planes(home: Path) -> list[int]:
-    """Return the ids of the processes behind the doors of this state folder, as the kernel reports them."""
+    """Return the ids of the processes that listen at a state folder's doors, as the kernel reports them."""
     found = []
     with suppress(OSError):
         for name in os.listdir(home / FOLDER):
@@ -305,7 +306,7 @@ def _connected(home: Path, name: str) -> socket.socket:
 
 
 def _connected_soon(home: Path, run_id: str) -> socket.socket:
-    """Connect to a run's door, which opens a moment after the run is listed as live."""
+    """Connect to a run's door; wait for the door, which opens a moment after the run is listed as live."""
     ends_s = time.monotonic() + OPENS_S_MAX
     while True:
         try:
@@ -317,7 +318,7 @@ def _connected_soon(home: Path, run_id: str) -> socket.socket:
 
 
 def _sweep(home: Path) -> None:
-    """Remove the doors of dead runs: a control plane that was killed leaves its own."""
+    """Remove the sockets of runs that are not live, which killed control planes leave behind."""
     with suppress(OSError):
         for door in (home / FOLDER).iterdir():
             with suppress(BackplaneError, OSError):
@@ -326,13 +327,13 @@ def _sweep(home: Path) -> None:
 
 
 def knock(home: Path, run_id: str, asked: Request) -> str:
-    """Send a request to a live run; return what was done, in words. A process that a run has started may not do so.
+    """Send a request to a live run; return a text that says what was done. A run refuses processes that runs started.
 
     Raises:
-        ConfigError: `config_invalid`, the run has no door (it has ended, or its program answers itself), or it refuses.
-        PolicyError: `policy_denied`, this process descends from a run.
-        CapabilityError: `capability_unsupported`, its host cannot do it.
-        ProtocolError: `protocol_unexpected_message`, its host has not said its hello yet.
+        ConfigError: `config_invalid`, the run has no door (it has ended, or its program answers itself) or refuses.
+        PolicyError: `policy_denied`, a run has started this process.
+        CapabilityError: `capability_unsupported`, the run's host does not support the request.
+        ProtocolError: `protocol_unexpected_message`, the run's host has not sent its hello yet.
     """
     try:
         with _connected_soon(home, run_id) as raw:

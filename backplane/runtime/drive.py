@@ -1,7 +1,8 @@
-"""The one task that drives a run, from its admission to its stored receipt: its state is the line it stands on.
+"""Drives a run in one task, from its admission to its stored receipt.
 
-The host is started and heard, its order is sent, and however the run ends the host is stopped, what is left of its
-output is read, and one receipt is sealed. Nothing is read from the host faster than the run's reader takes it.
+The task starts the host, sends the order and reads the host's messages. However the run ends, the task then stops the
+host, reads the rest of its output and seals one receipt. It reads the host's output only as fast as the run's reader
+takes the events.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ if TYPE_CHECKING:
     from backplane.workspace import Workspace
 
 LADDER_S_MAX: Final = 8.0
-"""Seconds for the stop ladder beyond its grace, more than all its steps may take; then the host is killed at once."""
+"""Seconds beyond the grace for all steps of a host's stop, more than they may take; then the host is killed."""
 
 _BY_HAND: Final = "it said nothing on stderr: `backplane conform -- COMMAND…` shows how far it gets"
 """Hint for a host that exited without writing to stderr."""
 
 
 class Drive:
-    """One run in its own task; `run` is called once, and everything else by what is heard meanwhile."""
+    """Drives one run; `run` is called once, in a task of its own."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Drive:
         self.ending = RunEnding(facts, limits.run_s)
         self.stream = EventStream()
         self.started = anyio.Event()
-        """Set once the host is started, or none will be."""
+        """Set once the host has started or will not."""
         environ = plane.environ_of(facts.run_id)
         start = HostStart(plane.state_folder, backend, environ, plane.settings.isolation, plane.layers)
         self.place = RunPlace(facts, limits, start, self.ending.is_given_up)
@@ -85,13 +86,13 @@ class Drive:
         self._backend_key = ""
         self._remote: Remote | None = None
 
-    # Before anything is started.
+    # The admission.
 
     def _admit(self, given: Sequence[Hook]) -> None:
-        """Decide everything that can be decided without starting anything: a wrong or unmet order ends as refused.
+        """Check all that can be checked before anything is started; refuse a wrong order or one with unmet needs.
 
         Args:
-            given: the caller's own hooks.
+            given: hooks of the caller.
         """
         facts = self.facts
         try:
@@ -110,10 +111,10 @@ class Drive:
             self.ending.fail(error)
 
     def _require(self, given: Sequence[Hook]) -> RunRequirements:
-        """Return what the order needs, with the hooks of the configuration, the caller and the order.
+        """Return the run's requirements, with the hooks of the configuration, the caller and the order.
 
         Raises:
-            ConfigError, PolicyError, CapabilityError: something of it is wrong, or nobody would answer.
+            ConfigError, PolicyError, CapabilityError: a setting is wrong, or the caller would not answer for a hook.
         """
         facts, plane = self.facts, self.plane
         rows, asked, hooks = plane.settings.hooks, facts.settings.get("hooks"), tuple(given)
@@ -123,7 +124,7 @@ class Drive:
             self.approvals.hooks = Hooks(hooks, facts.run_id, plane.environ, facts.redactor, self.approvals.put_above)
         requirements = RunRequirements(facts, self.backend.id, hooks, remote=self.backend.remote)
         if self.backend.remote:
-            from backplane.runtime.remote import Remote  # Most runs work on this machine.
+            from backplane.runtime.remote import Remote  # Imported here, as few runs need it.
 
             isolation = tighter(plane.settings.isolation, facts.settings.get("isolation"))
             self._remote = Remote(requirements.order, self.backend.id, isolation)
@@ -132,10 +133,10 @@ class Drive:
     # The run.
 
     async def run(self, hooks: Sequence[Hook] = ()) -> None:
-        """Run the order to its stored receipt; what goes wrong is the run's end, and nothing is raised.
+        """Run the order to its stored receipt; a failure ends the run, and nothing is raised.
 
         Args:
-            hooks: the caller's own.
+            hooks: hooks of the caller.
         """
         ending = self.ending
         try:
@@ -146,7 +147,7 @@ class Drive:
             if not ending.is_decided:
                 try:
                     await self._live()
-                except anyio.get_cancelled_exc_class():  # asyncio's own, as it closes the loop.
+                except anyio.get_cancelled_exc_class():  # From asyncio, as it closes the loop.
                     ending.decide("cancelled", note="the event loop is being closed")
             await self._seal()
         except Exception as error:
@@ -157,15 +158,15 @@ class Drive:
             self.stream.close()
 
     def leave(self) -> None:
-        """End the run unless it has ended, as its caller has left it."""
+        """Cancel the run, unless it has ended, because its caller has left it."""
         self.ending.decide("cancelled", note="the caller left the run")
         self.stream.drop()
 
     async def end_unstarted(self, why: str | BackplaneError) -> None:
-        """End and seal a run of which nothing was started.
+        """End and seal a run before anything is started for it.
 
         Args:
-            why: in words if it was cancelled, else what went wrong.
+            why: the reason of a cancellation, or the error that ends the run.
         """
         if isinstance(why, BackplaneError):
             self._fail(why)
@@ -200,7 +201,7 @@ class Drive:
             self.ending.fail(error)
 
     async def _attend(self, link: Link, start_soon: Callable[..., object]) -> None:
-        """Talk with a host that was started, then stop it, whatever was said."""
+        """Exchange messages with a started host, then stop it in any case."""
         line = ControlEnd(now=now, line_bytes_max=self.limits.line_bytes_max, redactor=self.facts.redactor)
         host = self.host = HostChannel(link, line, self.backend.id, self.ending, start_soon)
         self.approvals.host, self.ending.line = host, line
@@ -219,7 +220,7 @@ class Drive:
                 host.close()
 
     async def _talk(self, host: HostChannel) -> None:
-        """Hear the hello, check it, send the order once its place to work in is there, and hear the run."""
+        """Read the hello, check it, send the order once the workspace is made, and read the run's messages."""
         ending, line = self.ending, host.line
         while line.hello is None and not ending.is_decided:
             await self._hear(host)
@@ -231,10 +232,10 @@ class Drive:
         while not ending.is_decided:
             await self._hear(host)
         if self.plane.warm is not None and self.place.setup is not None:
-            self.plane.warm.expect(self.place.setup)  # Not before, as the agent of this run was starting itself.
+            self.plane.warm.expect(self.place.setup)  # Not earlier, when this run's agent was starting.
 
     async def _hear(self, host: HostChannel) -> None:
-        """Take in the next output of the host, and wait until the reader has taken its events."""
+        """Process the next output of the host, and wait until the run's reader has taken the events."""
         pause_s = HOLD_S_MAX if self.inbound.holding else math.inf
         try:
             data = await host.receive(self._silence_s, pause_s)
@@ -250,7 +251,7 @@ class Drive:
         host.excuse(time.monotonic() - began)
 
     def _take(self, host: HostChannel, data: bytes) -> None:
-        """Take in one read; an empty one is the end of the host's output."""
+        """Process the data of one read; no data means the end of the host's output."""
         self.record.add(self.inbound.take(host.line.receive(data) if data else host.line.end()))
         if self.inbound.progressed or self.approvals.open:
             self.inbound.progressed = False
@@ -259,7 +260,7 @@ class Drive:
             self.ending.decide("host_exit")
 
     def _silence_s(self) -> float:
-        """Return how long the host may be silent now."""
+        """Return the present limit of the host's silence."""
         if not self.ending.was_sent:
             return self.limits.hello_s
         if self.approvals.open:
@@ -283,10 +284,10 @@ class Drive:
             "idle", BackendError("backend_timeout", f"{name!r} sent nothing {silence}{wrote}", hint=hint)
         )
 
-    # Its beginning.
+    # The order.
 
     def _check_hello(self, hello: wire.Hello) -> None:
-        """Keep the hello and check the order against it. Raises CapabilityError, ConfigError, ContractError."""
+        """Record the hello and check the order against it. Raises CapabilityError, ConfigError, ContractError."""
         requirements, journal = self._requirements, self.place.journal
         assert requirements is not None
         assert journal is not None
@@ -299,7 +300,7 @@ class Drive:
                 f"{self.backend.id!r} speaks {hello.contract_version[:40]!r}, this control plane abp/v0.1",
                 hint="use a host of the same major version",
             )
-        with suppress(StoreError):  # Only a cache: the run can do without.
+        with suppress(StoreError):  # Only a cache, which the run does not need.
             keep_manifest(self.plane.home, self._backend_key, hello.capabilities)
         self.place.check_asks(hello.extensions)
         if self._remote is not None:
@@ -310,13 +311,14 @@ class Drive:
             self.approvals.hooks.check_asks(hello.extensions, self.backend.id)
 
     def _send_order(self, host: HostChannel, hello: wire.Hello, workspace: Workspace | None) -> None:
-        """Send the order whole, with the place to work in: here, or on another machine."""
+        """Send the order with the folder to work in, on this or another machine."""
         facts, requirements, journal = self.facts, self._requirements, self.place.journal
         assert requirements is not None
         assert journal is not None
         extensions: tuple[str, ...] = EXTENSIONS
         if self._remote is not None:
-            facts.root = "/"  # Its folder there is not known here; paths are judged there, by the same policy.
+            # The folder on the other machine is not known here; the control plane there judges paths by this policy.
+            facts.root = "/"
             order, extensions = self._remote.order(), (*EXTENSIONS, *self._remote.extensions)
         else:
             assert workspace is not None
@@ -331,7 +333,7 @@ class Drive:
         self._warn(host, workspace)
 
     def _warn(self, host: HostChannel, workspace: Workspace | None) -> None:
-        """Warn of what has no effect: members of order or hello, rules, tools of hooks, hidden MCP servers, history."""
+        """Warn of members, rules and hook tools without effect, of hidden MCP servers and of a missing git history."""
         report = self.record.report
         if unheard := host.line.hello_unheard:
             shown = ", ".join(f"`{name}` is {text}" for name, text in unheard.items())
@@ -349,11 +351,11 @@ class Drive:
             self.facts.added["no_history"] = workspace.no_history
             report("no_history", workspace.no_history, f"{fact}; --in-place works in the original")
 
-    # Its end.
+    # The end.
 
     def _fail(self, error: BackplaneError) -> None:
-        """End a run that did not come to its order."""
-        if self.ending.is_late:  # What was given up for that reason only follows from it.
+        """End the run because of an error, with the reason `refused`, `store` or `failed`."""
+        if self.ending.is_late:  # The error is then only a consequence.
             self._be_late()
         refused = error.facts.exit_code == 4
         reason = "store" if error.code == "receipt_store_failed" else "refused" if refused else "failed"
@@ -365,10 +367,10 @@ class Drive:
         self.ending.decide("deadline", BackendError("backend_timeout", text, hint=hint))
 
     async def _stop(self, host: HostChannel) -> None:
-        """Stop the host, and read what it left in its pipe."""
+        """Stop the host, and read the rest of its output."""
         ending, grace_s = self.ending, self.grace_s
         if not ending.is_decided and (data := host.read()):
-            self._take(host, data)  # It came in time.
+            self._take(host, data)  # Output that came in time counts.
         if not ending.is_decided:
             self._be_late() if ending.is_late else ending.decide("cancelled", note="the caller left the run")
         reason = str(self.facts.added.get("cancel_reason") or (ending.end.reason if ending.end else ""))
@@ -386,7 +388,7 @@ class Drive:
                 while data := host.read():
                     self._take(host, data)
             stopping.cancel_scope.cancel()
-        if host.link.exit is None:  # Its ladder was broken off, as the loop itself is being ended.
+        if host.link.exit is None:  # Its stop was interrupted, as the event loop is ending.
             await host.link.stop(grace_s=0.0)
 
     async def _walk_down(self, host: HostChannel, grace_s: float, reason: str) -> None:
@@ -396,7 +398,7 @@ class Drive:
             self.stream.wake()
 
     async def _seal(self) -> None:
-        """Seal and store what was seen."""
+        """Seal the run's receipt and store it."""
         ending = self.ending
         ending.begin_sealing()
         self.record.add(self.inbound.flush())
@@ -409,7 +411,7 @@ class Drive:
         end = ending.end = ending.end or End(reason=self.facts.claimed_outcome)
         error, fault = ending.error, ending.fault
         sealed = await anyio.to_thread.run_sync(self._seal_all, end, error, fault)
-        if ending.fault is not None and ending.fault is not fault:  # It came while the receipt was stored.
+        if ending.fault is not None and ending.fault is not fault:  # It was raised during the sealing.
             self.note_problem(ending.fault)
             ending.error = error
         self._take_sealed(sealed)
@@ -437,8 +439,8 @@ class Drive:
         if error is not None:
             facts.added["error"] = cause(self.without_secrets(error))
         if self.place.journal is None and end.reason != "cancelled":
-            # What an order asked is kept although it could not begin. If it cannot be, no receipt is stored either,
-            # which is an error of the run.
+            # The journal has the order of a run that could not begin. If it cannot be made, no receipt is stored
+            # either, which is an error of the run.
             with suppress(StoreError):
                 self.place.journal = plane.state_folder.journal(facts)
         return finalize.seal_run(
@@ -452,7 +454,7 @@ class Drive:
         )
 
     async def _reseal(self) -> None:
-        """Seal and store by the journal alone, if sealing what was seen failed; what is stored already counts."""
+        """Seal and store the run from its journal alone after an exception; a receipt that is stored already counts."""
         assert self.ending.end is not None
         seal = functools.partial(
             finalize.seal_journal, self.plane.state_folder, self.facts, self.place.journal, self.ending.end
@@ -469,19 +471,19 @@ class Drive:
         self._take_sealed(sealed)
 
     def note_problem(self, fault: BackplaneError) -> None:
-        """Add a line to the problems of the state folder."""
+        """Add an error of the sealing to the problems of the state folder."""
         line = f"run {self.facts.run_id}, while its receipt was stored: {self.without_secrets(fault)}"
         self.plane.state_folder.add_problems(line)
 
     def without_secrets(self, error: BackplaneError) -> BackplaneError:
-        """Return an error without the secrets of the run."""
+        """Return an error with the run's secrets redacted."""
         try:
             return self.facts.redactor.error(error)
         except Exception:
             return from_code(error.code, "what went wrong is not said, as it could not be searched for secrets")
 
     def _explain_exit(self) -> None:
-        """Put the exit code or signal and the last words into the end of a run whose host went away."""
+        """Add exit code or signal, and the last lines of stderr, to the end of a run whose host exited early."""
         ending, host = self.ending, self.host
         if ending.end is None or host is None or ending.end.reason != "host_exit":
             return

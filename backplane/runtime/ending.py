@@ -1,4 +1,4 @@
-"""How a run ends: the first reason counts, and an exception that nobody foresaw outranks it."""
+"""Decides how a run ends: the first reason counts, but an unexpected exception outranks it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from backplane.protocol.control import ControlEnd
 from backplane.receipts.build import End, RunState
 
 RESULT_S_MAX: Final = 20.0
-"""Seconds for the final diff after the run's deadline; a change by hand or by a model needs far less."""
+"""Seconds for the final diff after the run's deadline; usual changes need far less."""
 
 HURRIED_S_MAX: Final = 1.0
-"""Seconds for the final diff of a run that was asked to end now; without it the run is partial."""
+"""Seconds for the final diff of a run that has to end at once; without a diff the run is partial."""
 
 _NEVER: Final = float("inf")
 
 
 class RunEnding:
-    """The end of one run, as it is decided.
+    """Decides the end of one run.
 
     Attributes:
-        start: a scope in which the host is started; a decision cancels it.
-        talk: a scope in which the host is heard; a decision cancels it.
-        ends: when the run's time is up, by a monotonic clock; infinite without a limit.
+        start: the scope in which the host is started; a decided end cancels it.
+        talk: the scope in which the host's messages are read; a decided end cancels it.
+        ends: monotonic time at which the run's time is up; infinite without a limit.
         error: the error of the control plane that ended the run; None if its host or its caller ended it.
-        fault: an exception that nobody foresaw; None if there was none.
+        fault: the first unexpected exception; None if there was none.
         was_sent: True once the order was sent to the host.
-        is_sealing: True once the host is gone and its result is read.
+        is_sealing: True once the host is gone and the run's result is being read.
     """
 
     def __init__(self, facts: RunState, run_s: float | None) -> None:
@@ -42,9 +42,9 @@ class RunEnding:
         self.error: BackplaneError | None = None
         self.fault: BackplaneError | None = None
         self.over = anyio.Event()
-        """Set once the host's last word is in, or none will come; messages after it have no effect."""
+        """Set once the host's last message has come or will not; later messages have no effect."""
         self.line: ControlEnd | None = None
-        """The line of the host; None until it is started."""
+        """Our end of the connection to the host; None until the host has started."""
         self.was_sent = False
         self.is_sealing = self._is_stopped = False
         self._sealing_since = self._hurried_at = _NEVER
@@ -61,14 +61,14 @@ class RunEnding:
 
     @property
     def is_decided(self) -> bool:
-        """True if the run ends, or has its host's last word."""
+        """True if the run's end has a reason, or the host's last message has come."""
         return self.end is not None or self.over.is_set()
 
     def decide(self, reason: str, error: BackplaneError | None = None, *, note: str | None = None) -> None:
         """End the run for a reason, unless its end is decided, and stop its host.
 
         Args:
-            note: the caller's reason to cancel it.
+            note: the caller's reason for a cancellation.
         """
         if not self.is_decided:
             self.end = End(reason=reason, code=error.code if error is not None else None)
@@ -78,7 +78,7 @@ class RunEnding:
         self._stop()
 
     def fail(self, error: Exception) -> None:
-        """End the run as failed for an exception that nobody foresaw."""
+        """End the run as failed because of an unexpected exception."""
         if self.fault is None:
             self.fault = self.error = unforeseen(error)
             self.end = End(reason="failed", code=self.fault.code)
@@ -86,7 +86,7 @@ class RunEnding:
         self._stop()
 
     def lose_journal(self, error: BackplaneError) -> None:
-        """End the run as one whose events cannot be kept, even after a good final."""
+        """End the run because its journal cannot be written, even after a good final."""
         self.end, self.error = self.end or End(reason="store", code=error.code), self.error or error
         self.close()
         self._stop()
@@ -97,21 +97,21 @@ class RunEnding:
         self.talk.cancel()
 
     def close(self) -> None:
-        """Accept nothing more of the host."""
+        """Let no further message of the host have an effect."""
         if self.line is not None:
             self.line.close_run(self._facts.run_id)
         self.over.set()
 
     def begin_sealing(self) -> None:
-        """Begin to count the time in which the run's result is read."""
+        """Start the clock for reading the run's result."""
         self.is_sealing, self._sealing_since = True, time.monotonic()
 
     def hurry(self) -> None:
-        """Wait no longer than `HURRIED_S_MAX` for the final diff."""
+        """Limit the wait for the final diff to `HURRIED_S_MAX`."""
         self._hurried_at = min(self._hurried_at, time.monotonic())
 
     def is_given_up(self) -> bool:
-        """Return True if the copy that is being made, or the final diff, is to be abandoned. Callable in any thread."""
+        """Return True if the copy for the workspace, or the final diff, is to be abandoned. Callable in any thread."""
         if not self.was_sent:
             return self._is_stopped or self.is_late
         since = self._sealing_since

@@ -1,4 +1,4 @@
-"""The events of a run on their way from its host to its reader: journalled first, then one read ahead at most."""
+"""Journals a run's events and passes them on to the run's reader, which may be one read behind."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from backplane.runtime.ending import RunEnding
 from backplane.runtime.place import RunPlace
 
 READER_LOOK_S: Final = 0.05
-"""Seconds between two checks by `Run.wait` that another task still reads the events."""
+"""Seconds between two checks by `Run.wait` whether another task still reads the events."""
 
 AHEAD: Final = 1
-"""Reads of the host's output that may wait for the run's reader; a reader that is slower than that slows the host."""
+"""Limit of reads of the host's output that wait for the run's reader; a slow reader slows the host down."""
 
 
 class EventStream:
     """The events that no reader has taken yet.
 
     Attributes:
-        ended: set once the last event is in and the run is sealed.
+        ended: set once the last event has been added and the run is sealed.
     """
 
     def __init__(self) -> None:
@@ -38,24 +38,24 @@ class EventStream:
         self._batches: deque[Events] = deque()
         self._rest: Iterator[AgentEvent] = iter(())
         self._changed: anyio.Event | None = None
-        """Set at the next change; None if nobody waits for one."""
+        """Set at the next change; None if no task waits for one."""
         self._is_dropped = False
         self._readers: weakref.WeakSet[RunReader] = weakref.WeakSet()
-        """Iterators over the events that are still referenced."""
+        """Iterators over the events, as long as they are referenced."""
 
     def add(self, batches: Iterable[Events]) -> None:
-        """Add events, without waiting for the reader."""
+        """Add events without a wait for the reader."""
         if not self._is_dropped:
             self._batches.extend(batches)
         self.wake()
 
     async def taken(self, unless: Callable[[], bool] = bool) -> None:
-        """Wait until at most `AHEAD` reads wait for the reader, or until `unless` is true, which `wake` announces."""
+        """Wait until at most `AHEAD` reads wait for the reader, or `unless` returns True; call `wake` when it does."""
         while len(self._batches) > AHEAD and not unless():
             await self._change_comes()
 
     def drop(self) -> None:
-        """Drop all events from now on, so that the run does not wait for a reader."""
+        """Discard all waiting and future events, so that the run does not wait for a reader."""
         self._is_dropped = True
         self._clear()
 
@@ -65,12 +65,12 @@ class EventStream:
         self.wake()
 
     def close(self) -> None:
-        """End the stream: what is in it can still be read."""
+        """End the stream; the events in it can still be read."""
         self.ended.set()
         self.wake()
 
     def wake(self) -> None:
-        """Have everything that waits for a change look again."""
+        """Make every task that waits for a change check again."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None
@@ -84,7 +84,7 @@ class EventStream:
         return bool(self._readers) and any(reader.task.is_another() for reader in self._readers)
 
     async def drained(self) -> None:
-        """Wait for the end of the run; without a reader in another task, drop its events."""
+        """Wait for the end of the run; without a reader in another task, discard its events."""
         while not self.ended.is_set():
             if self.is_read_elsewhere():
                 with anyio.move_on_after(READER_LOOK_S):
@@ -96,7 +96,7 @@ class EventStream:
             self._clear()
 
     async def next(self) -> Events | None:
-        """Wait for the next events; None at the end of the run."""
+        """Wait for the next events and return them; return None at the end of the run."""
         while True:
             while not self._batches:
                 if self.ended.is_set():
@@ -122,7 +122,7 @@ class RunReader:
 
 
 class RunEvents(RunReader):
-    """Iterates over events."""
+    """Iterates over a run's events, one at a time."""
 
     def __aiter__(self) -> RunEvents:
         return self
@@ -139,7 +139,7 @@ class RunEvents(RunReader):
 
 
 class RunBatches(RunReader):
-    """Iterates over groups of events as they arrived."""
+    """Iterates over a run's events in groups, as they arrived."""
 
     def __aiter__(self) -> RunBatches:
         return self
@@ -152,7 +152,7 @@ class RunBatches(RunReader):
 
 
 class RunRecord:
-    """Journals the events of a run, folds them into its facts and gives them to its reader, in this order."""
+    """Journals the events of a run, passes them to its reader and folds them into its facts, in this order."""
 
     def __init__(self, facts: RunState, ending: RunEnding, place: RunPlace, stream: EventStream) -> None:
         self._facts = facts
@@ -161,7 +161,7 @@ class RunRecord:
         self._stream = stream
 
     def own(self, name: str, body: Json, message: str) -> Events:
-        """Make an event of the control plane, a warning with `body` in `ext[name]`; secrets in it are replaced."""
+        """Make an event of the control plane, a warning with `body` in `ext[name]`; secrets in it are redacted."""
         facts = self._facts
         event = carried(carry(name, body, ts=now(), message=message))
         made = Events.of(facts.run_id, [event], ours=True)
@@ -172,17 +172,17 @@ class RunRecord:
         return made
 
     def report(self, name: str, body: Json, message: str) -> None:
-        """Add an event of the control plane, unless the host's last word is in."""
+        """Add an event of the control plane, unless the host's last message has come."""
         if not self._ending.over.is_set():
             self.add([self.own(name, body, message)])
 
     def add(self, batches: list[Events]) -> None:
-        """Add events. A journal that cannot be written ends the run, as what is not kept cannot be shown later."""
+        """Add events; end the run if the journal cannot be written, as lost events could not be shown later."""
         journal = self.place.journal
         if journal is None or not batches:
             return
         lines, count, at = b"", 0, journal.count
-        for batch in batches:  # Most often it is one; one of all would be the same bytes twice.
+        for batch in batches:  # Usually one; batches are not merged, which would copy their bytes.
             lines += batch.lines
             count += len(batch.events)
         if not lines:
@@ -192,7 +192,7 @@ class RunRecord:
         except BackplaneError as error:
             self._ending.lose_journal(error)
             return
-        self._stream.add(batches)  # What is kept is handed on, whatever raises afterwards.
+        self._stream.add(batches)  # The reader gets journalled events even if the code below raises.
         for batch in batches:
             if batch.ours and len(self._facts.own_lines) < OWN_LINES_MAX:
                 self._facts.own_lines.append(at)
@@ -201,5 +201,5 @@ class RunRecord:
 
 
 def now() -> str:
-    """Return the present time in the contract's print form."""
+    """Return the present time in the contract's format."""
     return timestamp_at(time.time_ns())

@@ -1,6 +1,6 @@
-"""What every run would refuse a configuration, an order or a policy for, found before there is a run.
+"""Finds faults in a configuration, an order or a policy for which every run would be refused.
 
-Each is found by the function that the run itself calls; nothing is started, and no model service is asked.
+The checks are the functions that a run itself calls; they start nothing and ask no model service.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from backplane.upstream.cost import read_price
 
 
 def check_whole(order: WorkOrder) -> None:
-    """Refuse an order that no run would begin with, whatever its backend.
+    """Refuse an order that would be refused with every backend.
 
     Raises:
-        ConfigError: `config_invalid`, a member or setting is wrong, or in place it selects files.
+        ConfigError: `config_invalid`, a member or setting is wrong, or the order selects files and works in place.
         PolicyError: `policy_invalid`, a setting is misspelt or the policy cannot be used.
     """
     check_order(order)
@@ -39,12 +39,12 @@ def check_whole(order: WorkOrder) -> None:
 
 
 def check_read(value: Json) -> None:
-    """Refuse an order as JSON that fits its schema; raises as `check_whole`."""
+    """Check an order, given as JSON that fits its schema, as `check_whole` does. Raises as `check_whole`."""
     check_whole(read_work_order(value, lenient=True))
 
 
 def setting_faults(settings: Settings, environ: Mapping[str, str]) -> Iterator[tuple[str, BackplaneError]]:
-    """Yield what runs would refuse settings for, by JSON pointer; the options of backends aside (`option_faults`)."""
+    """Yield the settings that runs would refuse, as JSON pointer and error; `option_faults` does so for backends."""
     found: list[tuple[str, BackplaneError | None]] = [
         ("/default_backend", _fault(_check_default, settings, environ)),
         ("/signing_key", _fault(signer_of, settings.signing_key)),
@@ -83,15 +83,15 @@ def _check_default(settings: Settings, environ: Mapping[str, str]) -> None:
     try:
         backends.find(name, settings, environ)
     except BackplaneError as error:
-        if error.code == "backend_not_found":  # Anything else is its own backend's finding.
+        if error.code == "backend_not_found":  # Other errors are reported as that backend's.
             raise
 
 
 def require_program(program: str, environ: Mapping[str, str], hint: str) -> None:
-    """Refuse a hook's program that is not there: the run would deny every tool, and say so again and again.
+    """Refuse a hook whose program is missing, because of which a run would deny every tool.
 
     Raises:
-        ConfigError: `config_invalid`.
+        ConfigError: `config_invalid`, the program is not found or not executable.
     """
     if shutil.which(program, path=environ.get("PATH")) is None:
         raise ConfigError("config_invalid", f"the program {program!r} is not found or not executable", hint=hint)

@@ -1,6 +1,6 @@
-"""The end of a run: the diff, the lane's effect, the seal and the store, in this order.
+"""Finishes a run: takes its diff, applies the patch if the lane is `workspace_first`, seals and stores the receipt.
 
-Blocking, and called in a worker thread by `runtime`.
+Everything here blocks; `runtime.drive` calls it in a worker thread.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from backplane.runtime.witness import judged
 from backplane.workspace import Patch, Workspace, apply_patch
 
 DIFF_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Longest patch written into a receipt; a longer one is named by size and hash, and lies beside it."""
+"""Size limit of a patch inside a receipt; of a larger patch, the receipt has only size and hash."""
 
 _NO_TRACE: Final = Trace(b"", 0, 0)
 
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run's end."""
+    """A sealed run: its receipt, its end and its patch."""
 
     receipt: Receipt
     end: End
     error: BackplaneError | None
-    """A failure of the ending itself: patch, lane or store."""
+    """The error of patch, policy, lane or store while the run was sealed; None if there was none."""
     patch: Path | None
 
 
@@ -52,13 +52,13 @@ def seal_run(
     duration_s: float,
     cleaned: bool,
 ) -> Sealed:
-    """Take the diff, let the lane have its effect, seal and store. Blocks; never raises for what the run did.
+    """Take the diff, apply it if the lane wants that, seal and store. Blocks; returns errors of the run, raises none.
 
     Args:
-        journal: None where it could not be made.
-        workspace: None when the order was never sent; its temporary parts are removed here.
-        duration_s: by a monotonic clock.
-        cleaned: nothing of the host was left that had to be killed or could not be found.
+        journal: the run's journal; None if it could not be made.
+        workspace: the run's workspace, whose temporary parts are removed here; None if there is none to read.
+        duration_s: duration of the run by a monotonic clock.
+        cleaned: True if no process of the host was left to be killed, or may still be left.
     """
     patch: Patch | None = None
     error: BackplaneError | None = None
@@ -83,7 +83,7 @@ def seal_run(
         end = lowered(end, error)
         facts.added.setdefault("error", build.cause(error))  # The first cause counts, as in `Run.error`.
         if workspace is not None and patch is None:
-            # Of no use any more, and on a full disk the receipt needs its space.
+            # The workspace is of no more use, and on a full disk the receipt needs its space.
             state_folder.close_workspace(workspace)
             workspace = None
     files = patch.path if patch is not None and patch.bytes else None
@@ -112,9 +112,9 @@ def seal_run(
 
 
 def seal_journal(state_folder: StateFolder, facts: RunState, journal: Journal | None, end: End) -> Sealed:
-    """Seal and store a run whose end failed, from its journal alone: every event in it is kept, no patch is. Blocks.
+    """Seal and store a run from its journal alone, with all its events and no patch, if `seal_run` failed. Blocks.
 
-    What is stored of it already comes back, with the end that it tells.
+    If a receipt of the run is stored already, that receipt and its end are returned.
 
     Raises:
         StoreError: `receipt_store_failed`; the next start seals the run.
@@ -125,7 +125,7 @@ def seal_journal(state_folder: StateFolder, facts: RunState, journal: Journal | 
 
 
 def _claimed(facts: RunState, trace: Trace, workspace: Workspace, patch: Patch, diff: str | None) -> dict[str, Json]:
-    """Judge what the host claims; where its repeated trace cannot be compared, the reason stands in the verdicts."""
+    """Judge the host's claims; if the trace cannot be read back, return the reason as `failed` instead."""
     try:
         own_trace = None if facts.claimed_events is None else _compare_trace(facts, trace)
         inner = _inner_holds(facts, trace) if facts.plane else None
@@ -135,7 +135,7 @@ def _claimed(facts: RunState, trace: Trace, workspace: Workspace, patch: Patch, 
 
 
 def _receipt(facts: RunState, end: End, trace: Trace, *, added: dict[str, Json], **seen: Any) -> Receipt:
-    """Make the receipt of what was seen. Raises StoreError where the trace cannot be read back."""
+    """Make the run's receipt. Raises StoreError if the trace cannot be read back."""
     if facts.claimed_events is not None and _compare_trace(facts, trace) != "same":
         count, digest = facts.claimed_events
         added = {**added, "claims": {"trace": {"count": count, "sha256": digest}}}
@@ -148,11 +148,11 @@ def _receipt(facts: RunState, end: End, trace: Trace, *, added: dict[str, Json],
 def _store(
     state_folder: StateFolder, receipt: Receipt, journal: Journal | None, workspace: Workspace | None
 ) -> BackplaneError | None:
-    """Store the receipt and close workspace and journal; return the error that kept it from being stored."""
+    """Store the receipt and close workspace and journal; return the error if the receipt could not be stored."""
     error: BackplaneError | None = None
     try:
         store = state_folder.store()
-        # First, as a receipt that is acknowledged is signed also where we are killed in between.
+        # Sign first, so that a stored receipt is signed even if we are killed in between.
         state_folder.sign(receipt)
         store.append(receipt, journal)
     except BackplaneError as caught:
@@ -162,13 +162,13 @@ def _store(
             state_folder.close_workspace(workspace)
         if journal is not None:
             journal.close()
-    except Exception as fault:  # What is stored stays as it was sealed; what is left over is the next start's.
+    except Exception as fault:  # The receipt is stored; the next start removes the rest.
         state_folder.add_problems(f"{receipt.meta.run_id}: after its receipt was sealed: {unforeseen(fault)}")
     return error
 
 
 def lowered(end: End, error: BackplaneError) -> End:
-    """Lower the end of a run whose result was lost or could not be applied: a complete one is partial, or failed."""
+    """Lower a run's end after an error in its result: `complete` becomes `partial`, and an internal error, `failed`."""
     if error.code == "internal":
         return End(reason="failed", code=error.code)
     reason = "partial" if end.reason == "complete" else end.reason
@@ -188,7 +188,7 @@ def _refuse_violation(facts: RunState, workspace: Workspace, patch: Patch, end: 
 
 
 def _apply_lane(facts: RunState, journal: Journal, patch: Patch) -> None:
-    # Noted as soon as it is done: if we are killed from here on, the receipt says it, too.
+    # Noted in the journal at once, so that the receipt shows it even if we are killed afterwards.
     applied = apply_patch(
         journal.folder, record_sha256=patch.record_sha256, done=lambda files: journal.note(applied_fact(files))
     )
@@ -196,9 +196,9 @@ def _apply_lane(facts: RunState, journal: Journal, patch: Patch) -> None:
 
 
 def _refuse_loss(facts: RunState, workspace: Workspace, patch: Patch) -> None:
-    """A change that the patch cannot hold is gone with the stage: the run is not complete, and says what it lost."""
+    """Refuse the outcome `complete` if the patch lacks changed files, which are removed with the copy."""
     if workspace.mode == "staged" and patch.left_out:
-        # Before they are quoted: a quoted name may spell a secret in a way that nobody looks for.
+        # Redacted before `repr`, which may escape parts of a secret so that it is not found.
         named = ", ".join(repr(facts.redactor.text(path)[0]) for path in patch.left_out[:3])
         raise WorkspaceError(
             "execution_workspace_error",
@@ -208,17 +208,17 @@ def _refuse_loss(facts: RunState, workspace: Workspace, patch: Patch) -> None:
 
 
 def _as_text(facts: RunState, patch: Patch, added: dict[str, Json]) -> tuple[str | None, str | None]:
-    """Return the patch and the workspace's status as the receipt has them, and add what names the patch.
+    """Return the patch and the workspace's status for the receipt; add the facts about the patch to `added`.
 
-    A patch that is long, no text or has a secret in it is named by its size and hash alone: it is the work and stays.
+    The receipt has no text of a patch that is too long, is not UTF-8 or has a secret in it; the patch file has it.
     """
-    told: dict[str, Json] = {"bytes": patch.bytes, "sha256": patch.sha256, "files": len(patch.changes)}
-    told["record_sha256"] = patch.record_sha256
-    added["patch"] = told
+    fact: dict[str, Json] = {"bytes": patch.bytes, "sha256": patch.sha256, "files": len(patch.changes)}
+    fact["record_sha256"] = patch.record_sha256
+    added["patch"] = fact
     if patch.ignored_count:
-        told["ignored"] = patch.ignored_count
+        fact["ignored"] = patch.ignored_count
     if patch.left_out:
-        told["left_out"] = list(patch.left_out[:NAMES_MAX])
+        fact["left_out"] = list(patch.left_out[:NAMES_MAX])
     try:
         diff = patch.path.read_bytes().decode() if patch.bytes <= DIFF_BYTES_MAX else None
     except UnicodeDecodeError:
@@ -226,7 +226,7 @@ def _as_text(facts: RunState, patch: Patch, added: dict[str, Json]) -> tuple[str
     except OSError as error:
         raise WorkspaceError("execution_workspace_error", f"the patch cannot be read back: {error}") from error
     if inside := facts.redactor.text(diff)[1] if diff is not None else 0:
-        diff, told["redacted"] = None, inside
+        diff, fact["redacted"] = None, inside
     named, count = facts.redactor.json({"status": patch.status, **added})
     status = named.pop("status")
     added.update(named)
@@ -238,7 +238,7 @@ def _compare_trace(facts: RunState, trace: Trace) -> Literal["same", "part", "ot
     """Compare the trace in a host's receipt with the events that it streamed, by all but their times.
 
     Returns:
-        `part` where some events are left out, and all others came in this order.
+        `part` if the receipt leaves out streamed events and has the others in the same order.
     """
     keys = iter(facts.claimed_keys)
     wanted, left_out = next(keys, None), False
@@ -252,7 +252,7 @@ def _compare_trace(facts: RunState, trace: Trace) -> Literal["same", "part", "ot
 
 
 def _inner_holds(facts: RunState, trace: Trace) -> bool | None:
-    """Return True if the receipt of a control plane below has the hash that it claims, with its events as streamed."""
+    """Check the hash of an inner control plane's receipt, with its events as streamed; None if that is impossible."""
     claim = facts.claim
     if claim is None or not isinstance(claim.usage_raw, dict) or "backplane" not in claim.usage_raw:
         return False
@@ -268,7 +268,7 @@ def _inner_holds(facts: RunState, trace: Trace) -> bool | None:
 
 
 def _from_child(facts: RunState, trace: Trace) -> Iterator[bytes]:
-    """The events that the child itself streamed, without the asks and answers that were added here."""
+    """Yield the lines of the host's own events, without those that this control plane added."""
     own = iter((*facts.own_lines, -1))
     skip = next(own)
     for number, line in enumerate(trace.lines()):

@@ -1,4 +1,4 @@
-"""Functions of the calling program as tools of its agent: an MCP server on a socket, during one run.
+"""Serves functions of the calling program as tools for its agent, by an MCP server on a socket during one run.
 
 The agent starts `process/bridge.py` as the server's command; the bridge connects it to this process.
 """
@@ -31,12 +31,12 @@ from backplane.runtime.hook_calls import call_function, log_raised
 from backplane.runtime.orders import schema_of
 
 SERVER: Final = "functions"
-"""Name of the server in the order; agents call a tool of it `mcp__functions__NAME`."""
+"""Name of the server in the order; agents call its tools `mcp__functions__NAME`."""
 
 BRIDGE: Final = os.path.realpath(bridge.__file__)
 
 CLIENTS_MAX: Final = 16
-"""Bridges at once; an agent starts one, and one more for each of its subagents."""
+"""Limit of connected bridges; an agent starts one, and one more for each of its subagents."""
 
 Function = Callable[..., Any]
 
@@ -58,10 +58,10 @@ class Offered(typing.Protocol):
 
 
 class FunctionTool:
-    """One function, plain or `async`, with the schema that its signature makes.
+    """A tool that calls one function, plain or `async`; the function's signature gives the tool's schema.
 
     Raises:
-        ConfigError: `config_invalid`, it has no name, no signature, or parameters without names.
+        ConfigError: `config_invalid`, the function has no name, no signature, or parameters without names.
     """
 
     def __init__(self, function: Function) -> None:
@@ -81,7 +81,6 @@ class FunctionTool:
                     raise TypeError(f"the parameter `{parameter}` has no name of its own")
                 row = (parameter.name, hints.get(parameter.name, Any))
                 rows.append(row if parameter.default is parameter.empty else (*row, parameter.default))
-            # A name in front, as a parameter may be called like a member of every struct.
             made = msgspec.defstruct(f"{self.name}_input", rows, forbid_unknown_fields=True, kw_only=True)
             msgspec.json.schema(made)
         except (TypeError, ValueError, NameError) as error:
@@ -89,11 +88,11 @@ class FunctionTool:
         return made
 
     def row(self) -> Json:
-        """Return the tool as `tools/list` shows it."""
+        """Return the tool's entry in the result of `tools/list`."""
         return {"name": self.name, "description": inspect.getdoc(self.function) or "", "inputSchema": self.schema}
 
     async def call(self, arguments: Json, redactor: Redactor) -> Json:
-        """Call the function with a model's arguments; wrong ones and what it raises are results with `isError`."""
+        """Call the function with a model's arguments; wrong arguments and exceptions become results with `isError`."""
         try:
             given = msgspec.convert({} if arguments is None else arguments, self._input)
         except msgspec.ValidationError as error:
@@ -103,13 +102,13 @@ class FunctionTool:
 
 
 async def result_of(call: Callable[[], Awaitable[Any]], function: Function, redactor: Redactor) -> Json:
-    """Return what a call of a tool's function gives, a text, a `HandlerResult` or JSON, or what it raises."""
+    """Call a tool's function; return its text, `HandlerResult`, JSON value or exception as an MCP result."""
     try:
         value = await call()
         if isinstance(value, HandlerResult):
             return text_result(value.output, is_error=value.is_error)
         return text_result(value if isinstance(value, str) else msgspec.json.encode(value).decode())
-    except Exception as error:  # The caller's own code: the agent gets the error, and the log has the line.
+    except Exception as error:  # The caller's own code: the agent gets the error, and the log the traceback.
         return text_result(log_raised("tool", function, error, redactor), is_error=True)
 
 
@@ -118,10 +117,10 @@ async def served(functions: Sequence[Function | Offered], secrets: Iterable[str]
     """Serve functions and tools on a socket; yield the server's row for `config.vendor.abp.mcp_servers`.
 
     Args:
-        secrets: removed from the texts of exceptions.
+        secrets: values to redact in the texts of exceptions.
 
     Raises:
-        ConfigError: `config_invalid`, one cannot be a tool, or two have one name.
+        ConfigError: `config_invalid`, a function cannot be a tool, or two have the same name.
     """
     tools = {tool.name: tool for tool in map(offered, functions)}
     if len(tools) < len(functions):
@@ -143,7 +142,7 @@ async def served(functions: Sequence[Function | Offered], secrets: Iterable[str]
 
 
 def offered(tool: Function | Offered) -> Offered:
-    """Return a tool unchanged, and a function as a tool. Raises ConfigError as `FunctionTool`."""
+    """Return a tool unchanged, or make a tool from a function. Raises ConfigError as `FunctionTool`."""
     return typing.cast("Offered", tool) if hasattr(tool, "row") and hasattr(tool, "call") else FunctionTool(tool)
 
 

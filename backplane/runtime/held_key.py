@@ -1,6 +1,6 @@
-"""Keeps a model's key from its host: checks whether that works, and starts the host behind a proxy that has the key.
+"""Hides a model's key from its host: checks whether that works, and starts the host behind a proxy that has the key.
 
-The proxy itself is `sandbox.key_proxy`; its promises are in `contracts/isolation.md`.
+The proxy is in `sandbox.key_proxy`, and its guarantees are in `contracts/isolation.md`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Link = TypeVar("Link")
 
 
 class HeldKey(msgspec.Struct, frozen=True):
-    """A key that a proxy here puts into the requests of a host that does not have it."""
+    """A key that our proxy adds to the requests of a host that does not have the key."""
 
     variable: str
     base_url: str
-    """Address of the service that the key is for."""
+    """Address of the service that takes the key."""
     key_in_query: bool = False
     prices: dict[str, Any] | None = None
     """The configured prices of the model."""
@@ -42,7 +42,7 @@ def held_key_of(
     agent: shipped.ShippedAgent | None,
     service: presets.Service | None,
 ) -> HeldKey | None:
-    """Return the key that is kept from the host's agent; None if the agent is given its key.
+    """Return the key that the host does not get, but a proxy; None if the host gets its key itself.
 
     Raises:
         ConfigError: `config_invalid`, a proxy would have no effect.
@@ -69,18 +69,18 @@ def held_key_of(
         raise _without_proxy(name, "base_url is no plain address, as https://host/v1")
     prices = service.prices if service is not None else getattr(agent and agent.options, "prices", None)
     if prices is not None:
-        from backplane.upstream.cost import read_price  # Its table takes a while to make.
+        from backplane.upstream.cost import read_price  # Imported here, as its table of prices is slow to build.
 
         read_price(prices, f"[backends.{name}] options.prices")
     return HeldKey(asked.key_env, asked.base_url, service is not None and service.key_in_query, prices)
 
 
 def check_key(name: str, variable: str, key: str, servers: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a key that the proxy cannot put in, or that reaches the agent another way.
+    """Refuse a key that the proxy cannot add to requests, or that the agent would get another way.
 
     Raises:
-        BackendError: `backend_unavailable`, there is none.
-        ConfigError: `config_invalid`, no header can carry it, or a configured MCP server is given it.
+        BackendError: `backend_unavailable`, there is no key.
+        ConfigError: `config_invalid`, a header cannot carry the key, or a configured MCP server gets it.
     """
     if not key:
         fact = f"backend {name!r} has a key_proxy and no key: {variable} is not set"
@@ -89,7 +89,7 @@ def check_key(name: str, variable: str, key: str, servers: Sequence[Mapping[str,
         fact = f"the key in {variable} has a blank, or a character that no header can carry"
         raise ConfigError("config_invalid", fact, hint=f"correct {variable}: one word of ASCII")
     for row in servers:
-        # The agent starts its servers: what they have its commands can read.
+        # The agent starts its servers, so its commands can read what these get.
         if any(key in value for part in ("env", "headers") for value in row.get(part, {}).values()):
             fact = f"[mcp_servers] {row['name']} is given the key that the agent of {name!r} is not to have"
             raise ConfigError("config_invalid", fact, hint="give the server another key, or leave key_proxy out")
@@ -101,17 +101,17 @@ def _without_proxy(name: str, why: str) -> ConfigError:
 
 
 Start = Callable[[StartCommand, tuple[str, ...]], AbstractAsyncContextManager[Link]]
-"""Starts a command, and lets it connect to these addresses."""
+"""Starts a command that may connect to the given addresses."""
 
 
 @asynccontextmanager
 async def behind_proxy(
     held: HeldKey, command: StartCommand, start: Start[Link], use: KeyUse | None
 ) -> AsyncIterator[Link]:
-    """Start a host with a placeholder for its key, and the proxy that has the key, for the time of the block.
+    """Start the proxy that has the key, and the host with a placeholder for it, for the time of the block.
 
     Args:
-        use: counts what is asked for; None to count nothing.
+        use: counts the requests; None if the counts are not needed.
     """
     # Imported here, as most backends need no HTTP client.
     from backplane.redact.secrets import SECRET_CHARS_MIN
@@ -121,7 +121,7 @@ async def behind_proxy(
     counted = use or KeyUse()
     async with open_key_proxy(held.base_url, key, counted, key_in_query=held.key_in_query) as proxy:
         env = dict(command.env)
-        if len(key) >= SECRET_CHARS_MIN:  # It may stand in other values: a configuration of the agent's, say.
+        if len(key) >= SECRET_CHARS_MIN:  # Other values may contain the key, too, such as an agent's configuration.
             env = {name: value.replace(key, proxy.placeholder) for name, value in env.items()}
         env |= shipped.past_proxies(env, proxy.host)
         env |= {held.variable: proxy.placeholder, shipped.KEY_PROXY: proxy.address}

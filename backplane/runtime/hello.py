@@ -1,4 +1,4 @@
-"""Asks a host for its hello without an order: its abilities, and which settings it heeds."""
+"""Gets a host's hello without an order; the hello says what the host can do and which settings it heeds."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from backplane.runtime.backends import Backend
 from backplane.runtime.events import now
 
 WORDS_CHARS_MAX: Final = 400
-"""Characters of the end of a host's stderr in an error."""
+"""Limit of characters that an error shows from the end of a host's stderr."""
 
 
 async def ask_hello(backend: Backend, environ: Mapping[str, str], limits: Limits) -> wire.Hello:
-    """Start a host, take its hello, and stop it; no order is sent.
+    """Start a host, read its hello, stop it without an order, and return the hello.
 
     Args:
-        limits: `hello_s`, `line_bytes_max` and `cancel_grace_s` count.
+        limits: only `hello_s`, `line_bytes_max` and `cancel_grace_s` are used.
 
     Raises:
-        BackendError: `backend_unavailable`, `sidecar_spawn_failed`; `backend_crashed`, it ended first.
-        ProtocolError: `protocol_handshake_failed`, no valid hello within `hello_s`.
+        BackendError: `backend_unavailable` or `sidecar_spawn_failed`, the host cannot be started; `backend_crashed`,
+            the host ended before its hello.
+        ProtocolError: `protocol_handshake_failed`, no valid hello came within `hello_s`.
     """
     line = ControlEnd(now=now, line_bytes_max=limits.line_bytes_max, redactor=Redactor(backend.secrets))
     count, first = 0, b""
     async with backend.open(WorkOrder("hello"), environ) as link:
 
         async def read() -> None:
-            """Read until the hello is there, or the host's output ends."""
+            """Read until the hello has come or the host's output ends."""
             nonlocal count, first
             while line.hello is None:
                 await anyio.wait_readable(link.stdout)

@@ -1,4 +1,4 @@
-"""What a host says in a run, one read at a time: messages come in, events to hand on come out. Nothing here waits."""
+"""Processes the messages of a run's host, one read at a time, and returns the events to pass on. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from backplane.runtime.ending import RunEnding
 from backplane.runtime.events import RunRecord, now
 
 CALLS_OPEN_MAX: Final = 1000
-"""Most open calls that are remembered; agents make dozens at once. Further ones do not get the longer limit."""
+"""Limit of open calls that are remembered; agents make dozens. Further ones do not extend the limit of silence."""
 
 CALL_CHARS_MAX: Final = 256
-"""Characters remembered of such a call's id and of its tool's name; usual ones are shorter."""
+"""Limit of characters that are remembered of a call's id and of its tool's name; usual ones are shorter."""
 
 
 class Inbound:
-    """Takes in the messages of one run.
+    """Processes the host's messages in one run.
 
     Attributes:
-        progressed: True if something that counts as progress has come since this was last set to False.
-        holding: True while a text is held back that may be the beginning of a secret.
+        progressed: True if a message that counts as progress has come since this was last set to False.
+        holding: True while a text that may be the beginning of a secret is not passed on yet.
     """
 
     def __init__(self, facts: RunState, ending: RunEnding, record: RunRecord, approvals: Approvals) -> None:
@@ -55,16 +55,16 @@ class Inbound:
         self._approvals = approvals
         self._first_noise = b""
         self._first_foreign = ""
-        """The first message with another run's id, in words."""
+        """A description of the first message with another run's id; empty if there was none."""
         self._calls_open: dict[str, str] = {}
-        """Calls without a result: id, or the tool's name if it has none → that name. A turn that ends otherwise than
-        for its tools drops them."""
+        """Tool names of the calls without a result, by the call's id or, without one, by the tool's name; cleared if a
+        turn ends for another reason than its tools."""
         self._expects_raw = facts.settings.get("mode") == "passthrough"
         """True if the order asks for the vendor's own messages, and none has come yet."""
         self._splits = Splits(facts.redactor) if facts.redactor.forms else None
 
     def take(self, received: list[Any]) -> list[Events]:
-        """Take in what one read brought; return the events to hand on, up to an error that ends the run."""
+        """Process the messages of one read; return the events to pass on, up to an error that ends the run."""
         ready: list[Events] = []
         try:
             for item in received:
@@ -77,12 +77,12 @@ class Inbound:
                 else:
                     ready.append(item if self._splits is None else self._whole(item, self._splits))
                     self._accept(item.events)
-        except Exception as error:  # What was ready before it is handed on all the same.
+        except Exception as error:  # The events before it are passed on all the same.
             self._ending.fail(error)
         return ready
 
     def flush(self) -> list[Events]:
-        """Return the text that was held back, as events."""
+        """Return text that was not passed on yet, as events."""
         late = self._splits.flush() if self._splits is not None else []
         self.holding = False
         return [Events.of(self._facts.run_id, late)] if late else []
@@ -103,10 +103,10 @@ class Inbound:
                 if type(event) not in _QUIET:
                     self._note_call(event)
                     call = self._facts.look(event)
-                    # Which tools are at work, and which ran without the question that was due.
-                    passed_over = self._approvals.hooks.look(event, call) if self._approvals.hooks is not None else None
-                    if passed_over is not None:
-                        self._ending.decide("failed", passed_over)
+                    # A tool that ran without the question for its hook ends the run.
+                    not_asked = self._approvals.hooks.look(event, call) if self._approvals.hooks is not None else None
+                    if not_asked is not None:
+                        self._ending.decide("failed", not_asked)
             self.keep_limit()
         self.progressed = self.progressed or any(map(_carries_something, events))
 
@@ -119,11 +119,11 @@ class Inbound:
             self._calls_open.clear()  # `tool_use` is ours; other hosts write `tool_calls`.
 
     def open_call(self) -> str:
-        """Return the tool of the last call without a result; empty if there is none."""
+        """Return the tool's name of the last call without a result; empty if there is no such call."""
         return next(reversed(self._calls_open.values()), "")
 
     def keep_limit(self) -> None:
-        """End the run where a limit of the order was reached."""
+        """End the run if a limit of the order was reached."""
         if self._facts.limit is not None:
             reason, text = self._facts.limit
             self._ending.decide(reason, PolicyError("policy_denied", text, hint="raise the limit in the order"))
@@ -138,7 +138,7 @@ class Inbound:
             self._first_foreign = self._first_foreign or dropped.message
 
     def passed_over(self) -> str:
-        """Return a clause for an error that says what the host wrote in vain; empty where that was nothing."""
+        """Return a clause for an error, about output of the host that was ignored; empty if none was."""
         counts = self._facts.counts
         clause = describe_noise(counts["noise_lines"], self._first_noise)
         if self._first_foreign:
@@ -161,7 +161,7 @@ class Inbound:
             self._ending.close()
 
     def _hello(self, hello: wire.Hello) -> None:
-        """Kept by the line, where the run looks for it."""
+        """Do nothing, as `ControlEnd` has the hello."""
 
     def _pong(self, pong: wire.Pong) -> None:
         self._facts.counts["unasked_answer"] += 1
@@ -180,7 +180,7 @@ class Inbound:
         return last
 
     def _receipt(self, value: Json) -> list[Events]:
-        """Take in what a host says of its run as a whole; a ValueError says why it cannot be read."""
+        """Process the receipt that a host sends for its run. Raises ValueError if the receipt cannot be read."""
         raw = dict(value) if isinstance(value, dict) else {}
         trace = raw.pop("trace", None)
         claim = read_receipt({**raw, "trace": [] if isinstance(trace, list) else trace})
@@ -189,7 +189,7 @@ class Inbound:
         return [*self.flush(), *self._adopt_trace(trace if isinstance(trace, list) else [])]
 
     def _adopt_trace(self, trace: list[Json]) -> list[Events]:
-        """A trace inside the final: taken, and marked, when nothing was streamed; else kept as a claim."""
+        """Return a final's trace as marked events if none were streamed; else record the trace as a claim."""
         if not trace:
             return []
         if self._facts.accepted:
@@ -198,7 +198,7 @@ class Inbound:
         instead = now()
         events = [carried(read_event(value, now=lambda: instead)) for value in trace]
         self._accept(events)
-        # They were not seen as they happened: a question may have been due, and their times are the host's word.
+        # We did not see them as they happened, so questions may be missing, and their times are only claimed.
         fact = f"nothing came while the host worked; its receipt tells the rest afterwards (events: {len(events)})"
         return [
             self._record.own("trace_of_final", {"events": len(events)}, fact),
@@ -212,7 +212,7 @@ class Inbound:
         code = fatal.error_code if isinstance(fatal.error_code, str) else "internal"
         self._facts.fatal(fatal)
         last = self.flush()
-        with suppress(ValueError):  # Only of a control plane below; what cannot be read is kept by its hash alone.
+        with suppress(ValueError):  # Only an inner control plane sends one; if it is unreadable, its hash is recorded.
             last += self._receipt(fatal.receipt)
         self._ending.decide("failed", from_code(code, fatal.error))
         self._ending.close()
@@ -239,7 +239,7 @@ _TAKE: Final[dict[type[Any], Callable[[Inbound, Any], list[Events] | None]]] = {
 }
 
 _QUIET: Final[frozenset[object]] = frozenset((AssistantDelta, AssistantMessage, Warned, RunStarted, RunCompleted))
-"""Event types that say nothing about files, tools, usage or errors."""
+"""Types of events that have no facts about files, tools, usage or errors."""
 
 
 def _call_key(event: ToolCall | ToolResult) -> str:
@@ -247,7 +247,7 @@ def _call_key(event: ToolCall | ToolResult) -> str:
 
 
 def _carries_something(event: AgentEvent) -> bool:
-    """Whether an event is progress: text without words and nothing beside it is not."""
+    """Return True if an event counts as progress, which one with an empty text and no `ext` does not."""
     if isinstance(event, AssistantDelta | AssistantMessage):
         return bool(event.text) or bool(event.ext)
     if isinstance(event, Warned | Carried):

@@ -1,4 +1,4 @@
-"""Hosts that are functions of this process, over the same bytes as a child, and stored runs that take their place."""
+"""Runs hosts that are functions of this process, with the same bytes as for a child; replays are such hosts, too."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from backplane.process.child import Exit
 from backplane.runtime.backends import Link
 
 LADDER_STEP_S: Final = 0.5
-"""For a function to end after its stdin did; the ladder's short step, as for a child."""
+"""Seconds that a function has to end once its stdin is closed, and again once it is cancelled; as for a child."""
 
 Serve = Callable[[int, int], Awaitable[None]]
-"""A host's whole life over two descriptors: `functools.partial(host.link.serve, host, work)`."""
+"""Runs a host on two descriptors until it ends, for example `functools.partial(host.link.serve, host, work)`."""
 
 
 class MemoryBackend(msgspec.Struct, frozen=True, kw_only=True):
-    """A host that is a function of this process, over the same bytes as a child."""
+    """A backend whose host is a function of this process, with the same bytes as for a child."""
 
     id: str
     serve: Serve
@@ -42,12 +42,12 @@ class MemoryBackend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayBackend(MemoryBackend, frozen=True, kw_only=True):
-    """A stored run in place of a host; `runtime.replay` makes it."""
+    """A backend that replays a stored run; `runtime.replay` makes it."""
 
     replays: dict[str, Any]
-    """As it stands in the receipt: `run`, `receipt_sha256`, `with_patch`."""
+    """The replayed run, as in the receipt: `run`, `receipt_sha256`, `with_patch`."""
     cached: bool = False
-    """It is the answer to the same order, which that run has heeded as a whole."""
+    """True if the stored run had the same order, all of which it heeded."""
 
     @property
     def key(self) -> str:
@@ -98,7 +98,7 @@ class _MemoryLink:
             with self.scope:
                 await serve(stdin, stdout)
                 code = 0
-        except Exception as error:  # A child's bug would be its exit code and its last words: so is a function's.
+        except Exception as error:  # As for a child, a bug gives an exit code and a text on stderr.
             self._tail = "\n".join(_words(error)).encode("utf-8", "backslashreplace")
         finally:
             self.exit = Exit(code=code)
@@ -127,9 +127,9 @@ class _MemoryLink:
         return self.exit
 
     async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None:
-        """Stop it by a child's ladder, without its last step: a function that ignores its cancellation is left behind.
+        """Stop the function in the steps for a child, except the kill: one that ignores its cancellation goes on.
 
-        What it writes from then on goes nowhere.
+        Its further output is discarded.
         """
         with anyio.CancelScope(shield=True):
             if cancel is not None and self.exit is None:
@@ -146,7 +146,7 @@ class _MemoryLink:
 
 
 def _words(error: BaseException) -> Iterator[str]:
-    """What went wrong, without the groups that task groups put around it."""
+    """Yield a line for each exception, without the exception groups of task groups."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _words(inner)

@@ -1,4 +1,4 @@
-"""Draws an ended run as the table that a notebook shows. Pure."""
+"""Formats an ended run as the HTML table that a notebook shows. Pure."""
 
 from __future__ import annotations
 
