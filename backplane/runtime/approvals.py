@@ -1,4 +1,4 @@
-"""Decides the asks of one run: by the policy first, then by hooks, the caller, or else a default."""
+"""Decides the asks of one run: first the policy decides, then hooks, then the caller, or else a default."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Approvals:
     Attributes:
         open: asks that wait for an answer, by id.
         host: the channel that answers are sent on; set once the host has started.
-        hooks: hooks that are asked after the policy and before the caller; None without hooks.
+        hooks: hooks that are asked after the policy and before the caller; None if the run has no hooks.
         checkpoints: makes a checkpoint before each tool that may write; None if the order wants none.
     """
 

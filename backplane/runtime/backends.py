@@ -146,7 +146,7 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         ).hexdigest()
 
     def command(self, order: WorkOrder, environ: Mapping[str, str]) -> StartCommand:
-        """Return the host's command, not yet changed for a key proxy. Raises ConfigError if the order sets the key."""
+        """Return the host's command before a key proxy changes it. Raises ConfigError if the order sets the key."""
         if self.held_key is not None and self.held_key.variable in order.config.env:
             fact = f"config.env names {self.held_key.variable}, which the agent of {self.id!r} is not to have"
             raise ConfigError("config_invalid", fact, hint="leave it out, or set key_proxy = false for this backend")
@@ -315,7 +315,7 @@ def _from_settings(
 def _own_variables(
     name: str, declared: BackendSettings, environ: Mapping[str, str], secrets: list[str]
 ) -> dict[str, str]:
-    """Return the configured variables; those that name a variable of ours get its value, which `secrets` gets, too.
+    """Return the configured variables; a reference to one of ours is resolved, and its value added to `secrets`.
 
     Raises:
         BackendError: `backend_unavailable`, a variable of ours is not set.
@@ -376,7 +376,7 @@ def _resolved(server: str, value: str, environ: Mapping[str, str], secrets: list
 
 
 def with_servers(order: WorkOrder, rows: Sequence[dict[str, Any]]) -> WorkOrder:
-    """Return an order with further MCP servers before its own, which win if two have the same name."""
+    """Return an order with further MCP servers before its own; the order's own win over others of the same name."""
     ordered = order.abp("mcp_servers")
     own = ordered if isinstance(ordered, list | tuple) else ()
     return order.with_abp("mcp_servers", [*rows, *own]) if rows else order
@@ -401,7 +401,7 @@ def _open_stores(name: str, declared: BackendSettings, agent: shipped.ShippedAge
 
 
 def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield the name of each configured backend with wrong settings, such as an unknown shipped host, and the fault.
+    """Yield the name and the fault of each configured backend with wrong settings, such as an unknown shipped host.
 
     Programs and keys on this machine are not checked.
     """
@@ -523,7 +523,7 @@ def too_old(backend: ProcessBackend, environ: Mapping[str, str]) -> str:
 
 
 def _without_key(backend: ProcessBackend) -> str:
-    """Return the next step for an agent without its key; the backend is ready, as the agent may have another."""
+    """Return the next step for an agent without its key; the backend is ready, as the agent may have another key."""
     agent = backend.agent
     if agent is None or agent.key_env is None or agent.options.own_state or agent.key_env in backend.env:
         return ""
@@ -532,7 +532,7 @@ def _without_key(backend: ProcessBackend) -> str:
 
 
 def missing_program(backend: ProcessBackend, environ: Mapping[str, str]) -> BackendError | None:
-    """Return the error for a program of the backend that is not on this machine; None if all are."""
+    """Return the error for a program of the backend that is not on this machine; None if all are there."""
     search = backend.env.get("PATH", environ.get("PATH"))
     if _found(backend.argv[0], search) is None:
         fix = f"install it, or correct the command of [backends.{backend.id}]"

@@ -45,7 +45,7 @@ def key_of(order: WorkOrder, backend: Backend, settings: Settings, limits: Limit
     The hash covers the order with its policy but without its id, every file and link of its tree, the settings, the
     limits, and the host's present programs.
     """
-    has_hooks = bool(settings.hooks) or order.abp("hooks") is not None  # A hook may decide by anything.
+    has_hooks = bool(settings.hooks) or order.abp("hooks") is not None  # A hook's decision may depend on anything.
     if backend.remote or has_hooks or isinstance(backend, ReplayBackend):
         return None
     try:

@@ -20,7 +20,7 @@ from backplane.runtime.backends import Link
 from backplane.runtime.ending import RunEnding
 
 EXIT_WAIT_S: Final = 1.0
-"""Seconds from the end of a host's output to its exit, or from its exit to the end of its output, at most."""
+"""Time limit between the end of a host's output and the host's exit, in either order."""
 
 WRITE_S: Final = 30.0
 """Time limit for a host to read from a full pipe; only a host that hangs takes that long."""
@@ -70,7 +70,7 @@ class HostChannel:
         self._has_read = self._writing = False
         link.call_on_exit(self._note_exit)
 
-    # The output of the host.
+    # Output of the host.
 
     def progressed(self) -> None:
         """Restart the clock of the host's silence."""
@@ -146,7 +146,7 @@ class HostChannel:
         self._exited = self._exited or time.monotonic()
         self.wake()
 
-    # The input of the host.
+    # Input of the host.
 
     def send(self, message: Sent) -> None:
         """Send a message, in a task if the pipe is full. Raises as `ControlEnd.send`."""
@@ -212,7 +212,7 @@ class HostChannel:
         hint = "a host reads its standard input to the end"
         self._ending.decide("protocol", BackendError("stream_closed", text, hint=hint))
 
-    # The stop.
+    # Stop of the host.
 
     async def stop(self, run_id: str, grace_s: float, reason: str) -> None:
         """Stop the host in steps; the first is a `cancel` message if the host announced `cancel/1`."""

@@ -184,7 +184,7 @@ def of_run(run: Run, desk: Desk) -> Obey:
 
 
 async def open_door(home: Path, run_id: str, obey: Obey, tell: Callable[[str], object] = str) -> None:
-    """Answer other programs' requests to a run until cancelled; if no socket can be opened, call `tell` and return.
+    """Answer other programs' requests to a run until cancelled; return if no socket can be opened.
 
     Args:
         home: the state folder.
@@ -215,7 +215,7 @@ async def _serve(home: Path, run_id: str, obey: Obey) -> None:
 
 @contextmanager
 def _opened(home: Path) -> Iterator[int]:
-    """Open the folder of sockets: addresses by its descriptor fit into 107 bytes, whatever the folder's path."""
+    """Open the folder of sockets: addresses through its descriptor fit into 107 bytes, whatever the folder's path."""
     fd = os.open(home / FOLDER, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield fd
@@ -262,7 +262,7 @@ def _require_stranger(pid: int, home: Path) -> None:
     """Refuse callers of another user, and descendants of the control plane of any live run.
 
     Raises:
-        PolicyError: `policy_denied`.
+        PolicyError: `policy_denied`, the process is one of these, or not visible.
     """
     planes, above = {os.getpid(), *_planes(home)}, _ancestors(pid)
     if pid <= 0 or above is None or planes & above:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from backplane.workspace import Workspace
 
 LADDER_S_MAX: Final = 8.0
-"""Seconds beyond the grace for all steps of a host's stop, more than they may take; then the host is killed."""
+"""Seconds, beyond the grace, for all steps of a host's stop; a host that takes longer is killed at once."""
 
 _BY_HAND: Final = "it said nothing on stderr: `backplane conform -- COMMAND…` shows how far it gets"
 """Hint for a host that exited without writing to stderr."""
@@ -232,7 +232,7 @@ class Drive:
         while not ending.is_decided:
             await self._hear(host)
         if self.plane.warm is not None and self.place.setup is not None:
-            self.plane.warm.expect(self.place.setup)  # Not earlier, when this run's agent was starting.
+            self.plane.warm.expect(self.place.setup)  # Not earlier, while this run's agent is starting.
 
     async def _hear(self, host: HostChannel) -> None:
         """Process the next output of the host, and wait until the run's reader has taken the events."""
@@ -355,7 +355,7 @@ class Drive:
 
     def _fail(self, error: BackplaneError) -> None:
         """End the run because of an error, with the reason `refused`, `store` or `failed`."""
-        if self.ending.is_late:  # The error is then only a consequence.
+        if self.ending.is_late:  # The error is then a consequence of the deadline.
             self._be_late()
         refused = error.facts.exit_code == 4
         reason = "store" if error.code == "receipt_store_failed" else "refused" if refused else "failed"
@@ -388,7 +388,7 @@ class Drive:
                 while data := host.read():
                     self._take(host, data)
             stopping.cancel_scope.cancel()
-        if host.link.exit is None:  # Its stop was interrupted, as the event loop is ending.
+        if host.link.exit is None:  # The host's stop was interrupted, as the event loop is ending.
             await host.link.stop(grace_s=0.0)
 
     async def _walk_down(self, host: HostChannel, grace_s: float, reason: str) -> None:
@@ -411,7 +411,7 @@ class Drive:
         end = ending.end = ending.end or End(reason=self.facts.claimed_outcome)
         error, fault = ending.error, ending.fault
         sealed = await anyio.to_thread.run_sync(self._seal_all, end, error, fault)
-        if ending.fault is not None and ending.fault is not fault:  # It was raised during the sealing.
+        if ending.fault is not None and ending.fault is not fault:  # A new exception came during the sealing.
             self.note_problem(ending.fault)
             ending.error = error
         self._take_sealed(sealed)
@@ -439,8 +439,8 @@ class Drive:
         if error is not None:
             facts.added["error"] = cause(self.without_secrets(error))
         if self.place.journal is None and end.reason != "cancelled":
-            # The journal has the order of a run that could not begin. If it cannot be made, no receipt is stored
-            # either, which is an error of the run.
+            # A journal keeps the order of a run that could not begin. If no journal can be made, no receipt can be
+            # stored either, which ends the run with an error.
             with suppress(StoreError):
                 self.place.journal = plane.state_folder.journal(facts)
         return finalize.seal_run(
@@ -461,7 +461,7 @@ class Drive:
         )
         try:
             sealed = await anyio.to_thread.run_sync(seal)
-        except Exception as error:  # The next start seals it.
+        except Exception as error:  # The next start seals the run.
             self.note_problem(unforeseen(error))
             return
         if self.ending.fault is not None and sealed.end != self.ending.end:

@@ -97,7 +97,7 @@ class RunEnding:
         self.talk.cancel()
 
     def close(self) -> None:
-        """Let no further message of the host have an effect."""
+        """Ignore all further messages of the host."""
         if self.line is not None:
             self.line.close_run(self._facts.run_id)
         self.over.set()

@@ -88,7 +88,7 @@ def _check_default(settings: Settings, environ: Mapping[str, str]) -> None:
 
 
 def require_program(program: str, environ: Mapping[str, str], hint: str) -> None:
-    """Refuse a hook whose program is missing, because of which a run would deny every tool.
+    """Refuse a hook whose program is missing; because of it, a run would deny every tool.
 
     Raises:
         ConfigError: `config_invalid`, the program is not found or not executable.

@@ -58,7 +58,7 @@ def seal_run(
         journal: the run's journal; None if it could not be made.
         workspace: the run's workspace, whose temporary parts are removed here; None if there is none to read.
         duration_s: duration of the run by a monotonic clock.
-        cleaned: True if no process of the host was left to be killed, or may still be left.
+        cleaned: False if processes that the host left had to be killed or may still be alive.
     """
     patch: Patch | None = None
     error: BackplaneError | None = None
@@ -235,7 +235,7 @@ def _as_text(facts: RunState, patch: Patch, added: dict[str, Json]) -> tuple[str
 
 
 def _compare_trace(facts: RunState, trace: Trace) -> Literal["same", "part", "other"]:
-    """Compare the trace in a host's receipt with the events that it streamed, by all but their times.
+    """Compare the trace in a host's receipt with the events that the host streamed, except for their times.
 
     Returns:
         `part` if the receipt leaves out streamed events and has the others in the same order.

@@ -42,7 +42,7 @@ def held_key_of(
     agent: shipped.ShippedAgent | None,
     service: presets.Service | None,
 ) -> HeldKey | None:
-    """Return the key that the host does not get, but a proxy; None if the host gets its key itself.
+    """Return the key that a proxy adds for the host; None if the host gets its key itself.
 
     Raises:
         ConfigError: `config_invalid`, a proxy would have no effect.
@@ -108,7 +108,7 @@ Start = Callable[[StartCommand, tuple[str, ...]], AbstractAsyncContextManager[Li
 async def behind_proxy(
     held: HeldKey, command: StartCommand, start: Start[Link], use: KeyUse | None
 ) -> AsyncIterator[Link]:
-    """Start the proxy that has the key, and the host with a placeholder for it, for the time of the block.
+    """Run the proxy that has the key, and the host with a placeholder for the key, during the block.
 
     Args:
         use: counts the requests; None if the counts are not needed.

@@ -138,7 +138,7 @@ class Inbound:
             self._first_foreign = self._first_foreign or dropped.message
 
     def passed_over(self) -> str:
-        """Return a clause for an error, about output of the host that was ignored; empty if none was."""
+        """Return a clause for an error that describes ignored output of the host; empty if none was ignored."""
         counts = self._facts.counts
         clause = describe_noise(counts["noise_lines"], self._first_noise)
         if self._first_foreign:
@@ -189,7 +189,7 @@ class Inbound:
         return [*self.flush(), *self._adopt_trace(trace if isinstance(trace, list) else [])]
 
     def _adopt_trace(self, trace: list[Json]) -> list[Events]:
-        """Return a final's trace as marked events if none were streamed; else record the trace as a claim."""
+        """Use a final's trace as events, and mark them so, if none were streamed; else record the trace as a claim."""
         if not trace:
             return []
         if self._facts.accepted:
@@ -198,7 +198,7 @@ class Inbound:
         instead = now()
         events = [carried(read_event(value, now=lambda: instead)) for value in trace]
         self._accept(events)
-        # We did not see them as they happened, so questions may be missing, and their times are only claimed.
+        # These events were not seen live: questions may be missing, and the times are only claimed.
         fact = f"nothing came while the host worked; its receipt tells the rest afterwards (events: {len(events)})"
         return [
             self._record.own("trace_of_final", {"events": len(events)}, fact),
@@ -212,7 +212,7 @@ class Inbound:
         code = fatal.error_code if isinstance(fatal.error_code, str) else "internal"
         self._facts.fatal(fatal)
         last = self.flush()
-        with suppress(ValueError):  # Only an inner control plane sends one; if it is unreadable, its hash is recorded.
+        with suppress(ValueError):  # Only an inner control plane sends a receipt; of an unreadable one, the hash.
             last += self._receipt(fatal.receipt)
         self._ending.decide("failed", from_code(code, fatal.error))
         self._ending.close()
@@ -247,7 +247,7 @@ def _call_key(event: ToolCall | ToolResult) -> str:
 
 
 def _carries_something(event: AgentEvent) -> bool:
-    """Return True if an event counts as progress, which one with an empty text and no `ext` does not."""
+    """Return True if an event counts as progress; one with an empty text and no `ext` does not."""
     if isinstance(event, AssistantDelta | AssistantMessage):
         return bool(event.text) or bool(event.ext)
     if isinstance(event, Warned | Carried):

@@ -127,7 +127,7 @@ class _MemoryLink:
         return self.exit
 
     async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None:
-        """Stop the function in the steps for a child, except the kill: one that ignores its cancellation goes on.
+        """Stop the function in the steps for a child, except the kill: one that ignores its cancellation runs on.
 
         Its further output is discarded.
         """
