@@ -212,7 +212,7 @@ class Inbound:
         code = fatal.error_code if isinstance(fatal.error_code, str) else "internal"
         self._facts.fatal(fatal)
         last = self.flush()
-        with suppress(ValueError):  # Only an inner control plane sends a receipt; of an unreadable one, the hash.
+        with suppress(ValueError):  # Only an inner control plane sends a receipt, whose hash is kept in any case.
             last += self._receipt(fatal.receipt)
         self._ending.decide("failed", from_code(code, fatal.error))
         self._ending.close()
