@@ -1,7 +1,7 @@
-"""The control plane's end of a line: reads and checks a host's messages, writes its own.
+"""The control plane's end of a connection: reads and checks a host's messages, and writes its own messages.
 
-An event is decoded by its type first. One with more in it than its type knows is decoded again as plain JSON, so
-that nothing is skipped. `runtime.inbound` decides what a message means for a run.
+An event is first decoded by its type. If its line has more than the type's members, it is decoded again as plain JSON,
+so that no member is lost. `runtime.inbound` decides what a message means for a run.
 """
 
 from __future__ import annotations
@@ -50,33 +50,33 @@ from backplane.redact.secrets import Redactor
 from backplane.redact.tail import LOOK_BYTES
 
 _PLAIN: Final = frozenset({AssistantDelta, AssistantMessage, Warned, RunStarted, RunCompleted, FileChanged})
-"""Event types whose members are all required strings: the canonical bytes account for every byte of a compact line."""
+"""Event types whose members are all required strings, so that a compact line has exactly their canonical bytes."""
 
 _is_time: Final = functools.lru_cache(maxsize=4096)(canonical.is_timestamp)
-"""Checks a time's print form; consecutive events often have the same time."""
+"""Checks the form of a timestamp; the cache helps because consecutive events often have the same one."""
 
 
 class _NoMessage(msgspec.Struct, frozen=True, tag_field="t", tag="\0"):
-    """Makes the decoder require `t`: a struct that is alone in its union may come without its tag."""
+    """Makes the decoder require `t`: if a union has only one struct, msgspec accepts it without its tag."""
 
     ref_id: str
     event: AgentEvent
 
 
 _MESSAGE: Final = {"t", "ref_id", "event"}
-"""The members of a message with an event."""
+"""Member names of an `event` message."""
 
-# An event with a float is read again, exactly; here `float` is the quickest hook.
+# Events with floats are read again, exactly; `float` is only the fastest hook.
 _decode_event: Final = msgspec.json.Decoder(wire.EventMessage | _NoMessage, float_hook=float).decode
 _encode_lines: Final = msgspec.json.Encoder(order="sorted").encode_lines
 _TS: Final = attrgetter("ts")
 
 
 ReadEvent = tuple[str, AgentEvent, bytes]
-"""The id of the run, the event, and its canonical bytes."""
+"""The run's id, one event, and the event's canonical bytes."""
 
 _Group = tuple[str, list[AgentEvent], list[bytes]]
-"""The id of a run, events of it, and their canonical bytes in pieces of whole lines."""
+"""A run's id, some of its events, and their canonical bytes in pieces of whole lines."""
 
 
 Sent = wire.RunMessage | wire.Cancel | wire.Input | wire.Interrupt | wire.Ping | wire.AnswerMessage
@@ -84,11 +84,11 @@ Sent = wire.RunMessage | wire.Cancel | wire.Input | wire.Interrupt | wire.Ping |
 
 
 class ControlEnd:
-    """The control plane's end of one line: reads what a host says, writes what a control plane may say.
+    """The control plane's end of one connection: reads a host's messages and writes the control plane's messages.
 
     Args:
-        now: returns the present time in the contract's print form, for the warnings that replace unreadable events.
-        redactor: removes secrets from everything that is returned; None searches for none.
+        now: returns the current time as a timestamp of the contract, for warnings that replace unreadable events.
+        redactor: removes secrets from everything that is returned; None removes nothing.
     """
 
     def __init__(
@@ -100,18 +100,18 @@ class ControlEnd:
     ) -> None:
         self.hello: wire.Hello | None = None
         self.hello_unheard: dict[str, str] = {}
-        """Members of the hello that have no effect, as they were written."""
+        """Ignored members of the hello, as the host wrote them."""
         self.lines_read = 0
         self._lines = Lines(line_bytes_max)
         self._now = now
         self.redacted = 0
-        """Places where a secret was replaced."""
+        """Number of places where a secret was replaced."""
         self.unended = 0
-        """1 if the last line is whole but has no newline."""
+        """1 if the last line is a whole message without a newline."""
         self.unnamed = 0
-        """Events that named no run and were counted for the one that was open."""
+        """Number of events without `ref_id`, which were assigned to the only open run."""
         self.prefixed = 0
-        """Messages that stood behind control characters or terminal sequences, which were skipped."""
+        """Number of messages after control characters or terminal sequences, which were skipped."""
         self._redactor = redactor
         self._open: dict[str, int] = {}
         self._ended: tuple[str, ...] = ()
@@ -126,8 +126,8 @@ class ControlEnd:
         """Write one message as a line.
 
         Raises:
-            ProtocolError: the host has not sent its hello, or did not announce the extension.
-            CapabilityError: `capability_unsupported`, an interrupt, which the host did not announce.
+            ProtocolError: the host has not sent its hello or not announced the extension, or the message is too long.
+            CapabilityError: `capability_unsupported`, the message is an interrupt, and the host takes none.
         """
         name = str(envelope.__struct_config__.tag)
         needed = MESSAGES[name][2] if name in MESSAGES else None
@@ -142,20 +142,20 @@ class ControlEnd:
         if needed is not None and not spoken:
             raise ProtocolError("protocol_unexpected_message", f"{name} was not announced by the host")
         if isinstance(envelope, wire.RunMessage):
-            # A compact line of this run has so many bytes around the event's own.
+            # The bytes that a compact line of this run has around its event.
             frame = encode_line({"t": "event", "ref_id": envelope.id, "event": 0})
             self._open[envelope.id] = len(frame) - 1
         return line_of(envelope, self._lines.line_bytes_max)
 
     def close_run(self, ref_id: str) -> None:
-        """End a run at this end: messages that still come for it are dropped and counted."""
+        """Mark a run as ended, so that its later messages are dropped and counted."""
         self._open.pop(ref_id, None)
         self._ended += (ref_id,)
 
     def receive(self, data: bytes) -> list[Received]:
-        """Read bytes from the host; return what they complete, in order: consecutive events of a run are one item.
+        """Read bytes from the host; return the completed messages in order, consecutive events of a run as one item.
 
-        An exception of our own is the last item, so that what was read before it counts.
+        An exception in our own code becomes the last item, so that the messages before it still count.
         """
         return self._read(self._lines.feed(data))
 
@@ -172,18 +172,17 @@ class ControlEnd:
                 for line in lines[after : after + 1]:
                     self._read_line(line, found)
                 at = after + 1
-        except Exception as error:  # The run ends with it, after what was read before.
+        except Exception as error:  # It ends the run, after the messages before it.
             found.append(error)
-        # One search for secrets in all events that came together is most often enough.
+        # One search for secrets usually covers all events that came together.
         return [
             Events(one[0], *self.clean(one[1], b"".join(one[2]))) if isinstance(one, tuple) else one for one in found
         ]
 
     def _check(self, lines: list[bytes], ref_id: str, events: list[AgentEvent], found: list[Received | _Group]) -> None:
-        """Take the events of lines whose every byte they account for; read the other lines in full.
+        """Add the events of compact lines, which have nothing but the event's members; read other lines in full.
 
-        No line is shorter than a compact message with its event in canonical bytes, so the sum of all lengths tells
-        whether every line is one.
+        No line is shorter than its compact form, so equal total lengths prove that all lines are compact.
         """
         frame = self._open.get(ref_id, -1)
         written = _encode_lines(events)
@@ -209,7 +208,7 @@ class ControlEnd:
             found.append(read)
 
     def end(self) -> list[Received]:
-        """Return what the end of the stream completes; a whole line counts without its newline, and is noted."""
+        """Return the messages of an unfinished last line; a whole message without a newline counts, see `unended`."""
         rest = self._lines.end()
         if not rest.strip():
             return []
@@ -221,7 +220,7 @@ class ControlEnd:
         return self._read([rest])
 
     def _read_event(self, value: dict[str, Any]) -> tuple[AgentEvent, bytes]:
-        """Read the event of a message; other members of the message move into its `ext`, so that nothing is skipped."""
+        """Read a message's event; the message's other members move into the event's `ext`, so that none is lost."""
         if value["t"] != "event":
             raise ValueError("`t` stands twice, and the last one counts")
         event = read_event(value.get("event"), now=self._now)
@@ -234,7 +233,7 @@ class ControlEnd:
         return event, canonical.encode(event)
 
     def clean(self, events: list[AgentEvent], lines: bytes) -> tuple[list[AgentEvent], bytes]:
-        """Remove secrets from events and their canonical bytes, a line for each."""
+        """Remove secrets from events and from their canonical bytes, one line per event."""
         if self._redactor is None or not self._redactor.found(lines):
             return events, lines
         clean = [self._redactor.event(event) for event in events]
@@ -254,7 +253,7 @@ class ControlEnd:
         return text if self._redactor is None else self._redactor.text(text)[0]
 
     def _evidence(self, line: bytes) -> bytes:
-        """Return the beginning of a line, for an error."""
+        """Return the beginning of a line without secrets, for an error."""
         if self._redactor is None:
             return line[:EVIDENCE_BYTES]
         clean, count = self._redactor.part(line[:LOOK_BYTES], 0, EVIDENCE_BYTES)
@@ -303,7 +302,7 @@ class ControlEnd:
         return read
 
     def _prefixed(self, line: bytes) -> ReadEvent | Received | None:
-        """Read a message behind control characters; a line without a readable one is noise."""
+        """Read a message after control characters; a line without a readable message is noise."""
         message = bare(line)
         try:
             value = strict(message) if message is not line else None
@@ -335,13 +334,13 @@ class ControlEnd:
         if t != "event" and not isinstance(ref_id, str):
             return Broken("protocol_missing_ref_id", f"{t} does not name its run: it has no text `ref_id`", line)
         if t != "event":
-            # A host that asks reads answers, whether it announced that or not; without one it would wait for ever.
+            # A host that asks must get an answer even if it did not announce `ask/1`, or it would wait for ever.
             self._was_asked = self._was_asked or t == "ask"
             if t == "final" and (twice := canonical.duplicate_key(line, value)) is not None:
                 fact = f"the key {self._clean_text(twice)[:60]!r} stands twice in a final"
                 return Broken("contract_invalid_receipt", fact, line)
             return convert(t, value, line)
-        # An event without ref_id is of the one run that is open; if several are open, it is of none.
+        # An event without `ref_id` belongs to the only open run; without exactly one, it is dropped.
         if isinstance(ref_id, str):
             return ref_id, *self._read_event(value)
         if len(self._open) != 1:
@@ -351,9 +350,9 @@ class ControlEnd:
 
 
 def _plain(lines: list[bytes], at: int) -> tuple[str, list[AgentEvent]]:
-    """Decode the plain events of one run that begin at a line, up to the first line that is something else."""
+    """Decode plain events of one run from the line `at` up to the first other line; return the id and the events."""
     ref_id, events = "", list[AgentEvent]()
-    with suppress(Exception):  # `_other` reads such a line again, and says what is wrong with it.
+    with suppress(Exception):  # `_other` reads such a line again, and reports its fault.
         for number in range(at, len(lines)):
             message = _decode_event(lines[number])
             event = message.event
@@ -368,7 +367,7 @@ def _plain(lines: list[bytes], at: int) -> tuple[str, list[AgentEvent]]:
 
 
 def _add(found: list[Received | _Group], ref_id: str, events: list[AgentEvent], lines: bytes) -> None:
-    """Add events to the group at the end if it is of the same run, or as a new group."""
+    """Add events to the last group if it belongs to the same run; otherwise start a new group."""
     last = found[-1] if found else None
     if isinstance(last, tuple) and last[0] == ref_id:
         last[1].extend(events)
@@ -378,7 +377,7 @@ def _add(found: list[Received | _Group], ref_id: str, events: list[AgentEvent], 
 
 
 def _own_names(value: dict[str, Any]) -> tuple[str, ...]:
-    """Return the members of a known message whose values the protocol needs as they are; they are stored nowhere."""
+    """Return the names of members that the protocol needs unredacted; their values are stored nowhere."""
     t = value["t"]
     if t == "hello":
         version = value.get("contract_version")

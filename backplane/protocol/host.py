@@ -1,4 +1,4 @@
-"""A host's end of a line: reads and checks a control plane's messages; one bad message is one error."""
+"""The host's end of a connection: reads and checks a control plane's messages; each bad message is one error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OF_A_RUN: Final = wire.Cancel | wire.Input | wire.Interrupt | wire.AnswerMessag
 
 
 class HostEnd:
-    """A host's end of one line: reads a control plane's messages, writes a host's."""
+    """The host's end of one connection: reads a control plane's messages and writes the host's messages."""
 
     def __init__(self, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:
         self._lines = Lines(line_bytes_max)
@@ -40,7 +40,7 @@ class HostEnd:
         """Write one message as a line.
 
         Raises:
-            ProtocolError: the message is out of order: the hello is missing, or its run is not open.
+            ProtocolError: the message is out of order, not announced or too long.
         """
         name = str(envelope.__struct_config__.tag)
         ref_id = getattr(envelope, "ref_id", None)
@@ -59,12 +59,12 @@ class HostEnd:
         return [one for line in self._lines.feed(data) if (one := self._message(line)) is not None]
 
     def end(self) -> list[Received]:
-        """Return what the end of the stream completes; a last line counts without its newline, as shells write it."""
+        """Return the message of an unfinished last line, if any: shells may omit the newline."""
         received = self._message(self._lines.end())
         return [received] if received is not None else []
 
     def refuse(self, broken: Broken) -> bytes:
-        """Return the line that answers an unreadable message, or a run that cannot be started."""
+        """Return a `fatal` as a line, for an unreadable message or a run that cannot start."""
         fatal = wire.Fatal(ref_id=broken.ref_id, error=broken.message, error_code=broken.code)
         return line_of(fatal, self._lines.line_bytes_max)
 
@@ -112,7 +112,7 @@ class HostEnd:
         return message
 
     def _attributed(self, received: Received, t: str) -> Received:
-        """Keep the id of a run only in an answer to its `run` message: no other message may end a run."""
+        """Remove the run's id from an error unless the `run` message caused it: no other bad message may end a run."""
         if not isinstance(received, Broken) or (t == "run" and received.ref_id not in self._open):
             return received
         return msgspec.structs.replace(received, ref_id=None)

@@ -1,7 +1,7 @@
-"""JSON-RPC 2.0: `Peer` turns bytes into calls and back; `process.jsonrpc.Pipe` speaks it over two descriptors.
+"""JSON-RPC 2.0 without any I/O: `Peer` converts between bytes and messages; `process.jsonrpc.Pipe` adds the I/O.
 
 A message is a line or, with `FramedPeer`, a body after a header with its length. Both ends may call, answer and
-notify. The methods have no meaning in this module.
+notify. This module gives the methods no meaning.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RpcError(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """The answer to a call of ours."""
+    """The other end's answer to our call."""
 
     id: Id
     result: Json = None
@@ -41,7 +41,7 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A call of the other end, which expects an answer."""
+    """A call from the other end, which expects an answer."""
 
     id: Id
     method: str
@@ -49,14 +49,14 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Notification(msgspec.Struct, frozen=True):
-    """A call without an answer."""
+    """A call from the other end, which expects no answer."""
 
     method: str
     params: dict[str, Any]
 
 
 class Malformed(msgspec.Struct, frozen=True):
-    """A line that is no message: the reason, and the beginning of the line."""
+    """A line that is no message, with the reason and the beginning of the line."""
 
     why: str
     evidence: bytes
@@ -68,16 +68,16 @@ Received = Response | Request | Notification | Malformed
 
 
 class Peer:
-    """One end of the conversation, without any I/O."""
+    """One end of a JSON-RPC connection, without any I/O."""
 
     def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
         self._lines = Lines(line_bytes_max)
         self._next = 0
         self.prefixed = 0
-        """Messages that stood behind control characters or terminal sequences, which were skipped."""
+        """Number of messages after control characters or terminal sequences, which were skipped."""
 
     def call(self, method: str, params: Json) -> tuple[Id, bytes]:
-        """Write a call; return its new id, which the answer carries, and its line."""
+        """Encode a call; return its new id, which the answer repeats, and its line."""
         self._next += 1
         return self._next, self.write({"id": self._next, "method": method, "params": params})
 
@@ -91,7 +91,7 @@ class Peer:
         return self.write({"id": id, "error": {"code": code, "message": message}})
 
     def write(self, message: dict[str, Any]) -> bytes:
-        """Encode a message as it goes over the wire."""
+        """Encode a message for the wire."""
         return _encode(message) + b"\n"
 
     def receive(self, data: bytes) -> list[Received]:
@@ -116,14 +116,14 @@ class Peer:
         return value if isinstance(value, Malformed) else self.message(value, line)
 
     def message(self, value: dict[str, Any], line: bytes) -> Received:
-        """Read an object as a message; a subclass for another protocol of JSON lines replaces this method."""
+        """Convert an object to a message; a subclass for another protocol of JSON lines replaces this method."""
         return _message(value, line)
 
 
 class FramedPeer(Peer):
-    """One end whose messages follow a header, `Content-Length: N` and an empty line, as in servers of editors.
+    """One end whose messages each follow a header, `Content-Length: N` and an empty line, as in language servers.
 
-    A header without a length becomes a line of its own, which is no message; the next header follows it.
+    A header without a length is returned as a line that is no message; reading continues with the next header.
     """
 
     def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
@@ -132,7 +132,7 @@ class FramedPeer(Peer):
         self._length: int | None = None
         """Length of the body that is being read; None while a header is read."""
         self._skipped = 0
-        """Bytes of a body over the limit that are still to come."""
+        """Bytes still to skip of a body over the limit."""
 
     def write(self, message: dict[str, Any]) -> bytes:
         body = _encode(message)
@@ -147,7 +147,7 @@ class FramedPeer(Peer):
         return self._bare(found)
 
     def _next_body(self) -> bytes | None:
-        """Return the next body, b"" for a header alone; None if more bytes are needed."""
+        """Return the next body, or b"" after a header; return None if more bytes are needed."""
         skipped = min(self._skipped, len(self._data))
         del self._data[:skipped]
         self._skipped -= skipped
@@ -177,7 +177,7 @@ class FramedPeer(Peer):
 
 
 HEADER_BYTES_MAX: Final = 4096
-"""Longest header; bytes without an empty line until then are no header."""
+"""Maximum length of a header; longer bytes without an empty line are no header."""
 _END_OF_HEADER: Final = b"\r\n\r\n"
 _LENGTH: Final = re.compile(rb"(?:^|\r\n)[Cc]ontent-[Ll]ength: *(\d{1,15})(?=\r\n|$)")
 

@@ -1,6 +1,6 @@
 """Splits bytes into lines of a bounded length, and reads one line as strict JSON of bounded depth and size.
 
-`messages` knows the shapes of messages.
+`messages` defines the shapes of messages.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from backplane.contract.canonical import Json
 from backplane.redact.tail import LOOK_BYTES
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Longest line: images in base64 need more than 1 MiB, and a peer without a limit could use up the memory."""
+"""Maximum length of a line: images in base64 need over 1 MiB, and an unlimited line could use up the memory."""
 
 DEPTH_MAX: Final = 128
-"""Deepest nesting of a line: far above real messages, far below where a recursive reader fails."""
+"""Maximum nesting of a line: far deeper than real messages, but safe for recursive readers."""
 
 VALUES_MAX: Final = 1_048_576
-"""Most values in a line. In Python the smallest object takes over 200 bytes, so a line of 16 MiB could need gigabytes.
-A `final` with a trace of 200,000 short events has as many."""
+"""Maximum number of values in a line. Each JSON object needs far more memory in Python than on the line, so a line of
+16 MiB could need gigabytes. A `final` with a trace of 200,000 short events has about so many values."""
 
 EVIDENCE_BYTES: Final = 200
 """Bytes of a bad line that an error shows."""
@@ -36,11 +36,11 @@ _BEFORE_MESSAGE: Final = re.compile(
     rb"|\x1b[ -/]*[0-OQ-WYZ\\`-~]"  # other escape sequences
     rb"|\xef\xbb\xbf)*+(?=\{)"
 )
-"""Matches what a program that expects a terminal writes before a message on its line."""
+"""Matches the characters that a program for terminals may write before a message on the same line."""
 
 
 def bare(line: bytes) -> bytes:
-    """Strip control characters, terminal sequences and byte order marks before a line's `{`; keep any other line."""
+    """Strip control characters, terminal sequences and byte order marks before a line's `{`, if it has one there."""
     if line[:1] == b"{" or isinstance(line, Overlong) or (found := _BEFORE_MESSAGE.match(line)) is None:
         return line
     rest = line[found.end() :]
@@ -48,11 +48,11 @@ def bare(line: bytes) -> bytes:
 
 
 class Overlong(bytes):
-    """The beginning of a line over the limit, whose rest was skipped; it is longer than what an error shows."""
+    """The beginning of a line over the limit, long enough for an error; the rest of the line was skipped."""
 
 
 class Lines:
-    """Makes whole lines of bytes in any pieces; a line over the limit becomes `Overlong`."""
+    """Joins pieces of bytes into whole lines; a line over the limit becomes `Overlong`."""
 
     def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
         self.line_bytes_max = line_bytes_max
@@ -76,7 +76,7 @@ class Lines:
         return lines
 
     def end(self) -> bytes:
-        """Return the unfinished last line, at the end of the stream."""
+        """Return the unfinished last line at the end of the stream; empty if there is none."""
         rest, over = b"".join(self._pieces), self._held > self.line_bytes_max
         self._pieces, self._held = [], 0
         return Overlong(rest[: self._head_bytes]) if over else rest
@@ -99,10 +99,10 @@ _LONE_SURROGATE: Final = re.compile(
 
 def strict(line: bytes) -> Json:
     """Read one line as strict JSON: UTF-8, no lone surrogate, no NaN, at most `DEPTH_MAX` levels and `VALUES_MAX`
-    values, numbers that a float holds.
+    values, and only numbers that a float can represent.
 
     Raises:
-        ValueError: with the reason in words.
+        ValueError: the line is no such JSON; the error's text gives the reason.
     """
     if not line.isascii():
         line.decode()
@@ -113,11 +113,11 @@ def strict(line: bytes) -> Json:
     except RecursionError as error:
         raise ValueError(f"nested deeper than {DEPTH_MAX} levels") from error
     brackets = line.count(b"[") + line.count(b"{")
-    # Every value but the first follows a comma or an opening bracket, alone or with its name.
+    # Every value except the first follows a comma or an opening bracket, directly or after its name.
     if brackets > DEPTH_MAX or brackets + line.count(b",") >= VALUES_MAX:
         _check_size(value)
     if canonical.may_be_endless(line):
-        canonical.encode(value)  # An integer of over 308 digits has no value that a peer could read.
+        canonical.encode(value)  # It raises for an integer of over 308 digits, which no peer could read.
     return value
 
 

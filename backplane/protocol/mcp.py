@@ -1,4 +1,4 @@
-"""Answers that all servers of the Model Context Protocol share: to `initialize`, and a tool's result."""
+"""Builds the answers that all our servers of the Model Context Protocol give: to `initialize`, and a tool's result."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Final
 from backplane.contract.canonical import Json
 
 VERSIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-"""Versions of the protocol that our servers speak, the newest first; they use only what is the same in all."""
+"""Versions of the protocol that our servers speak, newest first; they use only features that all versions share."""
 
 
 def greeting(params: Mapping[str, Any], **info: str) -> Json:
-    """Answer `initialize` for a server of tools.
+    """Return the answer to `initialize` for a server of tools.
 
     Args:
-        info: name, version and other members that a client may show.
+        info: the server's name, version and other members that a client may show.
     """
     wanted = params.get("protocolVersion")
     return {

@@ -1,4 +1,4 @@
-"""The table of messages, with sender and extension of each, and the values that reading a line can give."""
+"""The table of messages with their senders and extensions, and the types of the results of reading a line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MESSAGES: Final[dict[str, tuple[type[Any], Sender, str | None]]] = {
 """Name of a message → its type, its sender, and the extension that its receiver must have announced."""
 
 WRONG_SHAPE: Final[dict[str, str]] = {"hello": "protocol_handshake_failed", "final": "contract_invalid_receipt"}
-"""Error code for a known message of the wrong shape; others have `contract_schema_violation`."""
+"""Message name → error code for its wrong shape; all other messages use `contract_schema_violation`."""
 
 
 class Events(msgspec.Struct, frozen=True, gc=False):
@@ -46,11 +46,11 @@ class Events(msgspec.Struct, frozen=True, gc=False):
     lines: bytes
     """The canonical bytes of each event, in the same order, each ended by a newline."""
     ours: bool = False
-    """True if the control plane added them, not the host."""
+    """True if the control plane added the events, not the host."""
 
     @classmethod
     def of(cls, ref_id: str, events: list[AgentEvent], *, ours: bool = False) -> Events:
-        """Make a batch of events that did not come as lines."""
+        """Make a batch from events that were not read from lines."""
         return cls(ref_id, events, canonical.encode_lines(events), ours)
 
     @property
@@ -66,11 +66,11 @@ class Noise(msgspec.Struct, frozen=True):
 
 
 NOISE_SHOWN: Final = 120
-"""Bytes of the first such line that an error shows: a line of a terminal."""
+"""Bytes of a noise line that an error shows: about one line on a terminal."""
 
 
 def describe_noise(count: int, first: bytes) -> str:
-    """Return a clause for an error about lines of a host that are not messages; empty without such lines."""
+    """Describe a host's lines that are no messages, as the end of an error's text; empty if `count` is 0."""
     if not count:
         return ""
     many = f"{count} lines that are no messages, the first" if count > 1 else "a line that is no message"
@@ -85,7 +85,7 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """A message with a `t` this version does not know, kept as it came."""
+    """A message whose type this version does not know, with all its members."""
 
     t: str
     ref_id: str | None
@@ -93,7 +93,7 @@ class Unknown(msgspec.Struct, frozen=True):
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """A broken rule of the protocol. It ends the run at the control end, and is one error at the host end."""
+    """A violation of the protocol: at the control plane's end it ends the run; a host answers it with one error."""
 
     code: str
     message: str
@@ -102,13 +102,13 @@ class Broken(msgspec.Struct, frozen=True):
 
 
 UNHEARD_CHARS_MAX: Final = 100
-"""Longest part of a member of a hello in the warning about it."""
+"""Maximum length of an ignored hello member's text in the warning about the member."""
 
 
 def lenient_hello(value: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Remove the members of a hello that should not fail a start; return the rest, and each removed member as written.
+    """Remove wrong members of a hello that should not fail a start; return the rest, and the removed ones as JSON.
 
-    These are a mode that this version does not know, and extensions or heeds that are no strings.
+    These are a mode that this version does not know, and extensions or heeds that are not all strings.
     """
     known, unheard = {**value}, dict[str, Json]()
     if value.get("mode", "mapped") not in ("passthrough", "mapped"):
@@ -131,7 +131,7 @@ Received = (
 
 
 def version_compatible(theirs: str) -> bool:
-    """Return True if two ends can speak: the major number of `abp/vMAJOR.MINOR` is the same."""
+    """Return True if both ends can communicate: their `abp/vMAJOR.MINOR` have the same major number."""
     return _major(theirs) is not None and _major(theirs) == _major(CONTRACT_VERSION)
 
 
@@ -146,7 +146,7 @@ encode_line: Final = msgspec.json.Encoder().encode
 
 
 def convert(t: str, value: dict[str, Any], line: bytes) -> Received:
-    """Convert an object to its message, whose `t` is known; one of the wrong shape becomes `Broken`."""
+    """Convert an object with a known `t` to its message; an object of the wrong shape becomes `Broken`."""
     shape = MESSAGES[t][0]
     ref_id = text_or_none(value.get("id" if t == "run" else "ref_id"))
     try:
@@ -163,7 +163,7 @@ def convert(t: str, value: dict[str, Any], line: bytes) -> Received:
 
 
 def _root_named(order: Json) -> Json:
-    """Give an order without a root the empty one: `.` would be the current folder of its reader."""
+    """Give an order without a root an empty root: the default `.` would mean the reader's current folder."""
     workspace = order.get("workspace", {}) if isinstance(order, dict) else None
     if not isinstance(workspace, dict) or "root" in workspace:
         return order
@@ -171,7 +171,7 @@ def _root_named(order: Json) -> Json:
 
 
 def line_of(envelope: msgspec.Struct, line_bytes_max: int) -> bytes:
-    """Write a message as a line. Raises ProtocolError: the line would be over the limit."""
+    """Encode a message as a line. Raises ProtocolError: the line would be over the limit."""
     line = encode_line(envelope)
     if len(line) > line_bytes_max:
         raise ProtocolError(
