@@ -1,4 +1,4 @@
-"""What a member of the contract may be, for an error about one that is something else."""
+"""Explains why a value does not fit a type of the contract, with the allowed words or names."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _NO_CHOICE: Final = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[[^\]]*\]")
 _SHOWN_CHARS_MAX: Final = 40
-"""Of a wrong word; all of the contract's are shorter."""
+"""Maximum length of a wrong word in an error; all words of the contract are shorter."""
 
 
 def explain(error: msgspec.ValidationError, shape: type[Any]) -> str:
-    """Return what is wrong with a value and where; for an unknown word or member also the known ones.
+    """Explain what is wrong in a value and where; for an unknown word or member, list the known ones.
 
     Args:
         shape: the type that the value was converted to.
@@ -27,7 +27,7 @@ def explain(error: msgspec.ValidationError, shape: type[Any]) -> str:
 
 
 def explained(error: msgspec.ValidationError, shape: type[Any]) -> tuple[str, str]:
-    """Return what is wrong as `explain` does, and the place apart from it, such as `.required[0].min_support`."""
+    """Return the explanation of `explain` and, as a second text, the path, such as `.required[0].min_support`."""
     found = _PARTS.fullmatch(str(error))
     fact, path = (found[1], found[2] or "") if found is not None else (str(error), "")
     if (word := _NO_CHOICE.fullmatch(fact)) is not None:
@@ -41,20 +41,20 @@ def explained(error: msgspec.ValidationError, shape: type[Any]) -> tuple[str, st
 
 
 def _meant(word: str, known: Sequence[str]) -> str:
-    from backplane.contract.unheard import nearest_name  # It reads orders, and explains their mistakes by this.
+    from backplane.contract.unheard import nearest_name  # Imported here because `unheard` imports this module.
 
     nearest = nearest_name(word, known)
     return f" (did you mean {nearest!r}?)" if nearest is not None else ""
 
 
 def _choices(kinds: list[Any]) -> tuple[str, ...]:
-    """Return the words that `Literal` types allow; empty without one."""
+    """Return the words that the `Literal` types allow; empty without such a type."""
     return tuple(word for kind in kinds for word in getattr(kind, "values", ()) if isinstance(word, str))
 
 
 def _types_at(shape: type[Any], path: str) -> list[Any]:
-    """Return the types that may stand at a place, as `.lane` or `.required[0].min_support`."""
-    import msgspec.inspect as types  # Milliseconds, needed only for a mistake.
+    """Return the types that a path allows, such as `.lane` or `.required[0].min_support`."""
+    import msgspec.inspect as types  # It takes milliseconds to load, and only errors need it.
 
     at = _plain(types.type_info(shape))
     for step in _STEP.finditer(path):
@@ -63,12 +63,12 @@ def _types_at(shape: type[Any], path: str) -> list[Any]:
 
 
 def _plain(kind: Any) -> list[Any]:
-    """The types that a union stands for."""
+    """Return the member types of a union; any other type alone."""
     return [one for member in kind.types for one in _plain(member)] if hasattr(kind, "types") else [kind]
 
 
 def _below(kinds: list[Any], name: str | None) -> list[Any]:
-    """The types of a member, or of the items where there is no name."""
+    """Return the types of the member `name`, or of the items if `name` is None."""
     if name is not None:
         return [field.type for kind in kinds for field in getattr(kind, "fields", ()) if field.encode_name == name]
     items = [getattr(kind, "item_type", getattr(kind, "value_type", None)) for kind in kinds]

@@ -1,7 +1,7 @@
-"""The kit for a host: it sends the hello, starts runs, streams events, and ends each run once.
+"""The kit for writing a host: it sends the hello, starts runs, streams events, and ends each run exactly once.
 
-A host is a `Host`, its name and capabilities, and a coroutine `work` that emits the events of one run. The kit owns
-stdin and stdout; stray prints go to stderr. The host itself speaks to a vendor's program or a model.
+A host consists of a `Host` with its name and capabilities, and of a coroutine `work` that emits the events of one run.
+The kit owns stdin and stdout; stray prints go to stderr. The coroutine calls a vendor's program or a model.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Deferred:
 
     Args:
         name: `module:function`; the function is called with the run and `given`.
-        without: optional modules that libraries would load if they are installed, and that this process must not load.
-        early: further modules that the first order will need; they are loaded while no order waits.
+        without: optional modules whose import must fail in this process, so that libraries do not load them.
+        early: further modules that the first order will need; they are loaded in advance while no order waits.
     """
 
     def __init__(self, name: str, *given: Any, without: tuple[str, ...] = (), early: tuple[str, ...] = ()) -> None:
@@ -58,7 +58,7 @@ class Deferred:
         self._given, self._without, self._early = given, without, early
 
     def load(self) -> None:
-        """Load the modules, as long as nothing can be read from stdin."""
+        """Load the modules one by one; stop as soon as stdin has something to read."""
         for optional in self._without:
             sys.modules.setdefault(optional, None)  # type: ignore[arg-type]  # then its import fails
         for name in (self._module, *self._early):
@@ -75,22 +75,22 @@ def main(host: Host, work: Work, *, line_bytes_max: int | None = None) -> None:
     """Speak the protocol as a host on this process's stdin and stdout until the end of stdin.
 
     Args:
-        line_bytes_max: longest line that is read or written; None takes the protocol's limit.
+        line_bytes_max: maximum length of a line, read or written; None takes the protocol's limit.
     """
     try:
         speak(host, work, line_bytes_max=line_bytes_max)
     except (BrokenPipeError, KeyboardInterrupt):
         os._exit(1)
-    gc.freeze()  # Otherwise Python collects garbage among all objects when it ends.
+    gc.freeze()  # Otherwise Python searches all objects for garbage at its exit.
 
 
 def speak(host: Host, work: Work, *, line_bytes_max: int | None = None) -> int | None:
-    """Speak the protocol like `main`, but return: the terminating signal, or None at the end of stdin.
+    """Speak the protocol like `main`; return the terminating signal, or None at the end of stdin.
 
-    The hello is written before the event loop is loaded, so that the control plane does not wait for that.
+    The hello is written before the event loop is loaded, so that the control plane does not wait for the loop.
 
     Raises:
-        BrokenPipeError: nobody reads the hello.
+        BrokenPipeError: the reader of stdout closed it before the hello.
     """
     stdout = os.dup(1)
     os.dup2(2, 1)
@@ -100,7 +100,7 @@ def speak(host: Host, work: Work, *, line_bytes_max: int | None = None) -> int |
     while line:
         line = line[os.write(stdout, line) :]
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-        # Only a pipe is ours alone; a terminal is shared with the shell.
+        # A terminal must stay blocking, because the shell shares it.
         os.set_blocking(stdout, False)
     from backplane.host import link
 

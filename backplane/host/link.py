@@ -1,6 +1,6 @@
-"""A host's end over two descriptors: every run ends exactly once, whatever the host's own code does.
+"""Runs a host over two file descriptors: every run ends exactly once, whatever the host's own code does.
 
-A slow reader slows the host down. A signal, or the end of the control plane, ends all runs in time.
+A slow reader slows the host down. A signal or the end of the control plane ends all runs within a time limit.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from backplane.protocol.lines import LINE_BYTES_MAX
 from backplane.protocol.messages import Broken, Received
 
 GRACE_MARGIN_S: Final = 0.3
-"""Seconds subtracted from a grace, so that an inner run ends before an outer one."""
+"""Seconds subtracted from a grace period, so that an inner run ends before the outer run."""
 
 PEER_GONE_S: Final = 3.5
-"""Seconds for all runs to end after the peer has gone; with the poll before and the exit after it, within 5 s."""
+"""Seconds for all runs to end after the peer has gone; with polling and exit, the host ends within 5 s."""
 
 WRITE_STUCK_S: Final = 0.5
-"""Seconds without a read by the peer after which an ending host no longer waits for it."""
+"""Seconds that an ending host waits for a peer that does not read."""
 
 PEER_GONE_POLL_S: Final = 1.0
-"""Poll interval for a reader of stdout: a dead peer ends the host within 5 s, and an idle host costs nothing."""
+"""Seconds between checks that stdout has a reader: a host ends within 5 s after its peer, and idles almost for free."""
 
 RUNS_END_POLL_S: Final = 0.01
-"""Poll interval of an ending host for the end of its last run."""
+"""Seconds between checks of an ending host whether its last run has ended."""
 
 ERROR_CHARS_MAX: Final = 8192
-"""Longest text of an error in a message: more than a person reads, far below the limit of a line."""
+"""Maximum length of an error's text in a message: more than a person reads, and far below the limit of a line."""
 
 HINT_CHARS_MAX: Final = 1024
-"""Part of it for the next step: a sentence, and perhaps a list of names."""
+"""Maximum length of the next step in an error's text: a sentence, and perhaps a list of names."""
 
 
 class HostLink:
-    """A host's end over two file descriptors."""
+    """Connects a host to its control plane over two file descriptors."""
 
     def __init__(
         self,
@@ -80,20 +80,20 @@ class HostLink:
         self._stdin_open = True
         self._writing = 0
         self._waiting_since: float | None = None
-        """Since when a write waits for the reader, by a monotonic clock; None without a waiting write."""
+        """Monotonic time at which a write began to wait for the reader; None if no write waits."""
         self._gave_up_reader = False
         self._in_line = False
-        """True if a line was written in part: the next message then begins with a newline."""
+        """True if a line was written only in part; the next message then begins with a newline."""
         self._write_lock = anyio.Lock()
         self._parent = os.getppid()
         self.signal: int | None = None
-        """The first signal that came."""
+        """The first signal that the process received; None before a signal."""
 
     def can_ask(self, run: HostRun) -> bool:
         return self._stdin_open and "ask/1" in run.extensions and "ask/1" in self.host.extensions
 
     async def ask(self, ask: wire.Ask, within_s: float) -> wire.AnswerMessage | None:
-        """Send an ask and return its answer; None without one in time."""
+        """Send an ask; return its answer, or None if no answer comes in time."""
         arrived, answers = self._asks[ask.ref_id, ask.id] = anyio.Event(), list[wire.AnswerMessage]()
         try:
             await self.send(ask)
@@ -121,7 +121,7 @@ class HostLink:
             raise self._unread() from error
 
     async def write_pieces(self, line: Iterable[bytes]) -> None:
-        """Write one line in pieces, as the reader takes them: it may be too long for memory."""
+        """Write one line in pieces, at the reader's pace; the whole line may be too long for memory."""
         try:
             await self._write_pieces(line)
         except OSError as error:
@@ -134,7 +134,7 @@ class HostLink:
     async def _write_pieces(self, pieces: Iterable[bytes]) -> None:
         self._writing += 1
         try:
-            # A line that was begun is finished: half a line would corrupt the next message.
+            # Finish every line that was begun: half a line would corrupt the next message.
             with anyio.CancelScope(shield=True):
                 async with self._write_lock:
                     if self._in_line:
@@ -161,12 +161,12 @@ class HostLink:
         return written
 
     def _give_up_reader(self) -> None:
-        """Stop all writes: those that wait for the reader fail, and so do later ones."""
+        """Stop all writes: writes that wait for the reader fail, and later writes fail, too."""
         self._gave_up_reader = True
         anyio.notify_closing(self._stdout)
 
     async def serve(self) -> None:
-        """Run orders until stdin ends and the last run is over; the hello was sent before."""
+        """Run orders until stdin and the last run have ended; the hello has already been sent."""
         async with anyio.create_task_group() as tasks:
             if self._owns_process:
                 tasks.start_soon(self._heed_signals, tasks.cancel_scope)
@@ -197,7 +197,7 @@ class HostLink:
                     await self._take(received)
             except BackplaneError:
                 raise
-            except Exception as error:  # The outermost edge: open runs continue.
+            except Exception as error:  # The outermost handler: open runs continue.
                 await self.write(self._end.refuse(Broken("internal", _text(error), b"")))
             if not data:
                 return
@@ -227,7 +227,7 @@ class HostLink:
             await self.write(self._end.refuse(received))
 
     def _call_soon(self, run: HostRun, callback: Callable[..., Awaitable[None]], *arguments: str) -> None:
-        """Start a callback of a run; an exception in it ends this run, and no other."""
+        """Start a run's callback; an exception in the callback ends only this run."""
 
         async def call() -> None:
             try:
@@ -242,7 +242,7 @@ class HostLink:
     async def _begin(self, message: wire.RunMessage) -> None:
         try:
             run = HostRun(self, message, compile_policy(message.work_order.policy), anyio.CancelScope())
-        except Exception as error:  # The outermost edge: this run is answered, the others continue.
+        except Exception as error:  # The outermost handler: this run gets a `fatal`, and the others continue.
             await self.send(_failure(message.id, error))
             return
         self._runs[run.id] = run
@@ -252,7 +252,7 @@ class HostLink:
             self._stdin_ended(run)
 
     def _stdin_ended(self, run: HostRun) -> None:
-        """Cancel a run after the end of stdin if its peer can cancel: such a peer keeps stdin open while it lives."""
+        """End a run's open asks at the end of stdin; cancel the run if its peer can cancel, as such a peer has gone."""
         if "cancel/1" in run.extensions:
             self._cancel(run, "the control plane went away", GRACE_S)
         for (owner, _), (arrived, _) in self._asks.items():
@@ -280,7 +280,7 @@ class HostLink:
         except BackplaneError as error:
             if error.code != "stream_closed":
                 raise
-        except Exception as error:  # The outermost edge: this run ends, the others continue.
+        except Exception as error:  # The outermost handler: this run ends, and the others continue.
             await self.write(self._end.refuse(Broken("internal", _text(error), b"", run.id)))
         finally:
             self._runs.pop(run.id, None)
@@ -299,17 +299,17 @@ class HostLink:
             else:
                 message = ending
             line = self._end.send(message)
-        except Exception as error:  # The host's own code returned what no message can hold.
+        except Exception as error:  # The host's own code returned a value that no message can represent.
             line = self._end.send(_failure(run.id, error))
         await self.write(line)
 
     async def _do(self, run: HostRun) -> Done | Written | wire.Fatal:
-        """Run the host's own code; return exactly one ending, whatever it does."""
+        """Run the host's own code; return one ending for the run, whatever the code does."""
         done: Done | Written | None = None
         with run.scope:
             try:
                 done = await self._narrated(run)
-            except Exception as error:  # The kit is the outermost edge: a bug in a host becomes a fatal.
+            except Exception as error:  # A bug in a host becomes a `fatal`.
                 run.fault = error
         if run.fault is not None and not isinstance(run.fault, BackplaneError):
             sys.stderr.write("".join(traceback.format_exception(run.fault)))
@@ -321,9 +321,9 @@ class HostLink:
         return done
 
     async def _narrated(self, run: HostRun) -> Done | Written:
-        """Call the host's work between the events `run_started` and `run_completed`."""
+        """Call the host's `work`, between `run_started` and `run_completed` unless the host is a control plane."""
         if self.host.backends is not UNSET:
-            # A control plane forwards the events of a run; an event of ours would not be in the run's receipt.
+            # A control plane forwards a run's own events; events added here would be missing in the run's receipt.
             return await self._work(run)
         await run.emit(RunStarted(ts=run.now(), message=f"{self.host.id} starts"))
         done = await _awaited(self._work(run))
@@ -349,7 +349,7 @@ class HostLink:
         return orphaned or any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0))
 
     async def _end_all(self, reason: str, whole: anyio.CancelScope, within_s: float) -> None:
-        """Cancel every run, wait `within_s` for their ends, and end."""
+        """Cancel all runs, wait at most `within_s` for their ends, and stop the host."""
         self._cancel_all(reason, within_s)
         with anyio.move_on_after(within_s - GRACE_MARGIN_S):
             while self._runs or self._writing:
@@ -357,7 +357,7 @@ class HostLink:
                     self._give_up_reader()
                 await anyio.sleep(RUNS_END_POLL_S)
         if self._runs and self._owns_process:
-            # The host's own code ignores its cancel, and nothing may outlive the grace.
+            # The host's own code ignores its cancel, and no run may outlive its grace period.
             os._exit(1)
         whole.cancel()
 
@@ -370,7 +370,7 @@ async def serve(host: Host, work: Work, stdin: int, stdout: int, *, line_bytes_m
 
 
 def take_runs(host: Host, work: Work, stdout: int, line_bytes_max: int | None) -> int | None:
-    """Run the orders of this process, whose hello was sent, until stdin ends; return the terminating signal or None."""
+    """Run orders until stdin ends, after the hello was written; return the terminating signal or None."""
     end = HostEnd(line_bytes_max=LINE_BYTES_MAX if line_bytes_max is None else line_bytes_max)
     end.send(host.hello())
     link = HostLink(host, work, 0, stdout, end, owns_process=True)
@@ -379,7 +379,7 @@ def take_runs(host: Host, work: Work, stdout: int, line_bytes_max: int | None) -
 
 
 def _text(error: Exception) -> str:
-    """Return the text of a `fatal`; it contains the next step, which is never what is cut."""
+    """Return an error's text for a `fatal`, shortened so that the next step has room at its end."""
     text, hint = f"{type(error).__name__}: {error}", ""
     if isinstance(error, BackplaneError):
         text = error.message
@@ -390,12 +390,12 @@ def _text(error: Exception) -> str:
 
 
 async def _awaited(work: Any) -> Done:
-    """Await a host's work. Raises TypeError: it is no coroutine, or returns no `Done`."""
+    """Await a host's `work`. Raises TypeError: `work` is no coroutine, or does not return a `Done`."""
     if not isinstance(work, Awaitable):
         raise TypeError(f"`work` gave {type(work).__name__} and no coroutine: write it as `async def work(run)`")
     done = await work
     if isinstance(done, Awaitable):
-        getattr(done, "close", lambda: None)()  # Otherwise Python warns of it a second time.
+        getattr(done, "close", lambda: None)()  # Otherwise Python also warns of the coroutine.
         raise TypeError("`work` returned a coroutine that nobody awaited: an `await` is missing before it")
     if not isinstance(done, Done):
         raise TypeError(f"`work` returned {type(done).__name__}: end it with `return Done()`")

@@ -1,4 +1,4 @@
-"""A host's description, and one run as its `work` sees it: the order, methods for events, and asks."""
+"""Describes a host, and gives its `work` one run: the order, and methods for events and asks."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ from backplane.contract.unheard import check_heeded, check_settings, nearest_nam
 from backplane.contract.work import OF_HOST, WorkOrder
 from backplane.errors import WorkspaceError
 
-if TYPE_CHECKING:  # The hello does not wait until they are loaded.
+if TYPE_CHECKING:  # The hello must not wait for these modules.
     import anyio
 
     from backplane.host.link import HostLink
     from backplane.policy.rules import Policy
 
 GRACE_S: Final = 2.0
-"""Seconds for an orderly end if the cancel names none; the control plane's own default."""
+"""Seconds for an orderly end if the cancel gives no time; the control plane has the same default."""
 
 ASK_S: Final = 300.0
-"""Seconds that an ask waits for a person before its default decides."""
+"""Seconds that an ask waits for a person's answer; then the ask's default decides."""
 
 EMITS_PER_YIELD: Final = 64
 """Events written between two yields to the event loop, so that a cancel reaches a host that only emits."""
 
 PREVIEW_BYTES_MAX: Final = 8192
-"""Longest preview of a command's output, by the contract."""
+"""Maximum length in bytes of a preview of a command's output, set by the contract."""
 
 EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1")
 
@@ -67,13 +67,13 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     version: str | None = None
-    """Version of the agent that it drives; None without an agent."""
+    """Version of the agent that the host drives; None without an agent."""
     capabilities: dict[str, Level]
     extensions: tuple[str, ...] = EXTENSIONS
     backends: tuple[dict[str, Any], ...] | UnsetType = UNSET
-    """Backends of a host that is itself a control plane, `{id, ready, capabilities}` each."""
+    """Backends of a host that is itself a control plane, each as `{id, ready, capabilities}`."""
     heeds: tuple[str, ...] = ("model", "max_turns", "max_budget_usd", "context")
-    """Settings in `OF_HOST` that its `work` follows: an order with another of these settings is refused."""
+    """Settings in `OF_HOST` that the host's `work` follows; an order with any other of them is refused."""
 
     def __post_init__(self) -> None:
         for names, known, kind in ((self.capabilities, CAPABILITIES, "capability"), (self.heeds, OF_HOST, "setting")):
@@ -94,7 +94,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """An ending whose message was written elsewhere: its line, in pieces."""
+    """A run's last message that other code has encoded: its line, in pieces."""
 
     line: Iterable[bytes]
 
@@ -109,10 +109,10 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _placed(order: WorkOrder) -> WorkOrder:
-    """Make the root absolute; a relative one counts from the folder that this process was started in.
+    """Make an order's root absolute; a relative root counts from the current folder of this process.
 
     Raises:
-        WorkspaceError: `workspace_init_failed`, this folder is gone.
+        WorkspaceError: `workspace_init_failed`, the current folder is gone.
     """
     root = order.workspace.root
     if os.path.isabs(root):
@@ -126,14 +126,14 @@ def _placed(order: WorkOrder) -> WorkOrder:
 
 
 class Given:
-    """The order of a run, and everything else that is known before it begins."""
+    """A run's order, policy, and other facts that are known before the run begins."""
 
     def __init__(self, message: wire.RunMessage, policy: Policy) -> None:
         check_settings(message.work_order)
         self.id = message.id
         self.order: WorkOrder = _placed(message.work_order)
         self.names_root = bool(message.work_order.workspace.root)
-        """False if the order names no root; `order` then has the folder that the host was started in."""
+        """False if the order names no root; its root in `order` is then the host's current folder."""
         self.extensions = message.extensions
         self.policy = policy
 
@@ -157,12 +157,12 @@ class HostRun(Given):
         self.on_cancel: Callable[[], Coroutine[Any, Any, None]] | None = None
         """Called when the run is cancelled, instead of cancelling `work`, which must then end by itself."""
         self.on_input: Callable[[str], Coroutine[Any, Any, None]] | None = None
-        """Called with further text of the user while `work` runs; a host that sets it announces `input/1`."""
+        """Called with the user's further text while `work` runs; a host that sets it must announce `input/1`."""
         self.on_interrupt: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """Called to stop the agent's turn; `work` then ends by itself. A host that sets it announces `interrupt/1`."""
+        """Called to stop the agent's turn, so that `work` ends; a host that sets it must announce `interrupt/1`."""
         self.emitted = 0
         self.mode: Literal["mapped", "passthrough"] = "mapped"
-        """`passthrough` if events carry the agent's own messages; it is written into the receipt."""
+        """`passthrough` if events carry the agent's own messages; the receipt records the mode."""
         self.scope = scope
         self.started_ns = time.time_ns()
         self._started_monotonic = time.monotonic()
@@ -173,7 +173,7 @@ class HostRun(Given):
     async def emit(self, event: AgentEvent) -> None:
         """Send one event; wait while the reader is slow.
 
-        Pieces of a message that the whole message does not repeat are taken back before it.
+        Deltas that the event's whole message does not repeat are first taken back by another event.
 
         Raises:
             BackplaneError: `stream_closed`, the reader has gone.
@@ -215,24 +215,24 @@ class HostRun(Given):
         await self.emit(Failed(ts=self.now(), message=message, error_code=code if code else UNSET))
 
     async def carry(self, name: str, body: Json, message: str) -> None:
-        """Send what none of the ten events can express (see `events.CARRIED`)."""
+        """Send a value that none of the ten events can express (see `events.CARRIED`)."""
         await self.emit(carry(name, body, ts=self.now(), message=message))
 
     async def write_raw(self, data: bytes) -> None:
-        """Write bytes to the line unchecked: for messages of another end, and for scripted faults."""
+        """Write bytes to the connection unchecked, for messages that are already encoded and for scripted faults."""
         await self._link.write(data)
 
     async def may(
         self, tool: str, input: Json, *, id: str | None = None, command: str | None = None, cwd: str | None = None
     ) -> Decision:
-        """Ask before a tool runs. The policy answers first, then the control plane.
+        """Decide whether a tool may run: by the policy, and by an ask to the control plane if it takes asks.
 
         Args:
-            id: the call's id, as in its events; the answer counts only for this call.
+            id: the call's id, as in the call's events; the answer counts only for this call.
 
         Returns:
-            The decision; `modify` has the input to use. A denied call becomes a tool result for the agent
-            (`policy_denied`) and does not end the run.
+            The decision; `modify` has the input to use. The agent gets a denied call as a tool result
+            (`policy_denied`), and the run continues.
         """
         local = self.policy.decide_tool_call(tool, input, root=self.order.workspace.root, cwd=cwd)
         if not self._link.can_ask(self):
@@ -246,16 +246,16 @@ class HostRun(Given):
             cwd=_set(cwd),
             default="deny",
         )
-        # A call that the policy forbids is asked about, too: so the control plane records that it did not run.
+        # The ask also covers a call that the policy forbids, so that the control plane records that it did not run.
         return Decision("deny", local.reason) if local.allowed == "deny" else verdict
 
     async def shown(
         self, tool: str, input: Json, output: Json, *, id: str | None = None, is_error: bool = False
     ) -> tuple[Json, bool]:
-        """Ask what the agent may see of a tool's output; without `post_tool` hooks in the order, all of it.
+        """Return the tool output that the agent may see; without `post_tool` hooks in the order, the whole output.
 
         Returns:
-            The output and whether it is an error: as given, changed, or withheld (`policy_denied`, an error).
+            The output, as given, changed or withheld (`policy_denied`), and whether it is an error.
         """
         rows = self.order.abp("hooks")
         wanted = isinstance(rows, list | tuple) and any(
@@ -271,7 +271,7 @@ class HostRun(Given):
         return (output if verdict.text is None or verdict.decision == "allow" else verdict.text), is_error
 
     async def pass_on(self, ask: dict[str, Any]) -> Decision | None:
-        """Forward an ask of an inner run to the control plane; None if that cannot be asked."""
+        """Forward an inner run's ask to the control plane; return None if the control plane takes no asks."""
         if not self._link.can_ask(self):
             return None
         members = {name: value for name, value in ask.items() if name in wire.Ask.__struct_fields__}
@@ -282,7 +282,7 @@ class HostRun(Given):
     async def ask_user(
         self, question: str, *, options: tuple[Any, ...] = (), schema: Json | UnsetType = UNSET, default: str = ""
     ) -> Decision:
-        """Ask a person; if nobody can be asked, return `deny` with the default as its text."""
+        """Ask a person a question; without an answer, return `deny` with `default` as its text."""
         if not self._link.can_ask(self):
             return Decision("deny", "nobody can be asked", text=default)
         verdict = await self._ask(kind="input", question=question, options=options, schema=schema)

@@ -1,8 +1,7 @@
-"""Says which later asks an answer "for the rest of the run" answers, too. Pure.
+"""Decides which later asks an answer "for the rest of the run" also covers. Pure.
 
-An answer for `ls` must not allow `rm -rf`. So an answer about a command line is remembered by the program and its
-sub-command, for programs whose sub-command says what they do; by the program alone, if it only shows things or runs
-the project's own checks; and else by the whole line.
+An answer for `ls` must not allow `rm -rf`. A program that only shows things or runs the project's own checks is
+remembered by its name, a program with sub-commands by its name and sub-command, and any other by the whole line.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SHOWS: Final = frozenset({
     *("head", "jq", "ls", "nl", "pwd", "readlink", "realpath", "stat", "tail", "test", "tr", "tree", "true", "wc"),
     *("which", "mypy", "pyright", "pytest", "ruff", "tsc"),
 })  # fmt: skip
-"""Programs whose arguments do not change what kind of thing they do."""
+"""Programs that only show things or run checks, whatever their arguments are."""
 
 HAS_SUBCOMMANDS: Final = frozenset({
     *("apt", "apt-get", "brew", "bun", "cargo", "composer", "docker", "dotnet", "gem", "gh", "git", "glab", "go"),
@@ -27,16 +26,16 @@ HAS_SUBCOMMANDS: Final = frozenset({
     *("systemctl", "terraform", "uv", "yarn"),
 })  # fmt: skip
 RUNS_OTHERS: Final = frozenset({"run", "exec", "x", "dlx", "foreach", "submodule", "bisect", "tool", "alias"})
-"""Sub-commands that start whatever program their arguments name."""
+"""Sub-commands that may start any program named in their arguments."""
 
 ANY_ARGUMENTS: Final = "\0"
-"""The last word of a key that leaves the rest of the line open; no command line can have it."""
+"""Last word of a key that covers any further arguments; no command line can contain this word."""
 _SUBCOMMAND: Final = re.compile(r"[a-z][a-z0-9:_-]*")
 _JOINS_COMMANDS: Final = re.compile(r"[;&|<>$()`\n\r\0]")
 
 
 def remembered_by(ask: wire.Ask) -> tuple[str, ...] | None:
-    """Return the key under which an answer to an ask is remembered; None if the next ask is put again."""
+    """Return the key for remembering an answer to an ask; None if the answer counts only for this ask."""
     if ask.kind != "tool" or not isinstance(ask.name, str):
         return None
     command: object = ask.command
@@ -49,9 +48,10 @@ def remembered_by(ask: wire.Ask) -> tuple[str, ...] | None:
 
 
 def command_key(line: str) -> tuple[str, ...] | None:
-    """Return the words that a command line shares with the lines it is remembered for.
+    """Return the words of a command line by which its answer is remembered.
 
-    Returns None for a line with any of `; & | < > $ ( )`, a backtick or a line break, and for one that no shell reads.
+    Returns None for a line with any of `; & | < > $ ( )`, a backtick or a line break, and for an empty line or one
+    with unbalanced quotes.
     """
     if _JOINS_COMMANDS.search(line):
         return None
