@@ -1,5 +1,5 @@
-"""Starts processes; no other room does.
+"""Starts and ends processes; no other package of backplane starts one.
 
-When a block here ends, or a call returns, nothing that it started is alive. What the bytes mean is not known here.
-Each file is imported by its own name, so that to lock a file loads no event loop.
+A program and its descendants are killed when the block or call that runs them ends.
+Import each module by its own name, so that locking a file loads no event loop.
 """

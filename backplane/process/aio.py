@@ -1,11 +1,11 @@
-"""Adds to event loops: deadlines that are checked twice, tasks that end in order, blocking calls that can be left.
+"""Extends anyio by deadlines with a second look, tasks that end in order, and blocking calls that can be abandoned.
 
-asyncio's own cancellation (`Task.cancel`, `wait_for`, `asyncio.timeout`) goes through anyio's shields. So work that has
-to end in order has a task of its own (`LoopTask`), and its caller waits for the end of that.
+asyncio's own cancellation (`Task.cancel`, `wait_for`, `asyncio.timeout`) ignores anyio's shields. Work that must end in
+order therefore runs in a task of its own (`LoopTask`), and its caller waits for the end of that task.
 
-A callback of the loop runs outside of any task; `register` makes anyio work there. Where `sniffio` is installed (trio
-brings it), anyio asks that for the loop, and without a task it only knows what `anyio.run` has set; `asyncio.run` sets
-nothing.
+The loop runs its callbacks outside of any task; `register` makes anyio work in them. If `sniffio` is installed (trio
+depends on it), anyio asks sniffio which loop is running. Outside of a task, sniffio knows a loop that `anyio.run` has
+started, but not one of `asyncio.run`.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SECOND_LOOK_S: Final = 0.05
-"""Seconds after a deadline to read data that arrived in time: after SIGSTOP, a process sees its timers expire first."""
+"""Seconds of a second wait after a deadline: a process that continues after SIGSTOP sees its timers before its data."""
 
 
 ACCEPT_AGAIN_S: Final = 0.05
-"""Seconds to the next try if no descriptor is left, or the client has gone already."""
+"""Seconds until the next `accept` after one that failed because no descriptor was free or the client had gone."""
 
 _ENDING: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
-"""Signals that end a program of ours in order; not every system has all of them."""
+"""Signals on which our programs end in order; some systems lack some of them."""
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Return the signals to handle; one that was ignored at our start (nohup, a job in the background) stays so."""
+    """Return the signals to handle, except those ignored at our start (by nohup, or in a background job)."""
     known = [getattr(signal, name) for name in _ENDING if hasattr(signal, name)]
     return [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def asyncio_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the current event loop; None on trio."""
+    """Return the running asyncio loop; None on trio."""
     loop: Any = anyio.lowlevel.current_token().native_token
     return loop if hasattr(loop, "create_task") else None
 
 
 class TaskRef:
-    """Remembers the task that made it."""
+    """Identifies the task that created it."""
 
     def __init__(self) -> None:
         self._id = anyio.get_current_task().id
@@ -66,13 +66,13 @@ class TaskRef:
             self._task = asyncio.current_task()
 
     def is_another(self) -> bool:
-        """Return True if this is not the current task and has not ended; on trio the end of a task is unknown."""
+        """Return True if that task is not the current one and still runs; on trio, an ended task counts as running."""
         ended = self._task is not None and self._task.done()
         return not ended and self._id != anyio.get_current_task().id
 
 
 def register(how: Callable[..., T], *given: Any) -> T:
-    """Call a method of the loop that takes a callback, such as `add_reader`; the callback can use all of anyio."""
+    """Call a loop method that takes a callback, such as `add_reader`, so that the callback can use anyio."""
     context = contextvars.copy_context()
     sniffio = sys.modules.get("sniffio")
     if sniffio is not None and context.get(sniffio.current_async_library_cvar) is None:
@@ -81,7 +81,7 @@ def register(how: Callable[..., T], *given: Any) -> T:
 
 
 async def in_time(wait: Callable[[], Awaitable[object]], timeout_s: float) -> bool:
-    """Wait at most this long, and once more for a moment; return True if the wait ended."""
+    """Wait up to `timeout_s`, then up to `SECOND_LOOK_S`; return True if `wait` has returned."""
     for seconds in (timeout_s, SECOND_LOOK_S):
         with anyio.move_on_after(seconds):
             await wait()
@@ -90,7 +90,7 @@ async def in_time(wait: Callable[[], Awaitable[object]], timeout_s: float) -> bo
 
 
 class Readable:
-    """A descriptor that one task waits for again and again; on asyncio it stays registered with the loop meanwhile."""
+    """Waits repeatedly, in one task, for a descriptor to be readable; asyncio keeps it registered between the waits."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -102,7 +102,7 @@ class Readable:
         self._scope: anyio.CancelScope | None = None
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait until the descriptor can be read, for `wake`, or for this time."""
+        """Wait until the descriptor is readable, `wake` is called, or `timeout_s` has passed."""
         loop = self._loop
         if loop is None:
             with anyio.move_on_after(timeout_s) as self._scope:
@@ -124,14 +124,14 @@ class Readable:
             self._waiter = None
 
     def wake(self) -> None:
-        """End the wait, if there is one."""
+        """End the current wait, if any."""
         if self._scope is not None:
             self._scope.cancel()
         elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Leave the descriptor to be closed; it cannot be waited for any more."""
+        """Unregister the descriptor before its owner closes it; no wait may follow."""
         if self._timer is not None:
             self._timer.cancel()
         self._unregister()
@@ -140,7 +140,7 @@ class Readable:
         if self._waiter is not None:
             self.wake()
         elif self._was_in_vain:
-            self._unregister()  # Otherwise the loop would look at it again and again.
+            self._unregister()  # Otherwise the loop would call this again and again.
         self._was_in_vain = self._waiter is None
 
     def _set_timer(self) -> None:
@@ -150,7 +150,7 @@ class Readable:
         self._timer = self._loop.call_at(self._due, self._on_time)
 
     def _on_time(self) -> None:
-        """End the wait if its time is up. One timer serves many waits, each of which only moves `_due`."""
+        """End the wait if it is due; otherwise set the timer again, because a later wait has only moved `_due`."""
         assert self._loop is not None
         self._timer = None
         if self._loop.time() >= self._due:
@@ -165,7 +165,7 @@ class Readable:
 
 
 class beside:
-    """Runs functions in tasks beside a block, until that ends; the block's exception comes out in no group."""
+    """Runs functions in background tasks until its block ends; the block's exception is raised without a group."""
 
     def __init__(self, *works: Callable[[], Coroutine[Any, Any, object]]) -> None:
         self._works = works
@@ -183,9 +183,9 @@ class beside:
 
 @asynccontextmanager
 async def alone(work: Callable[[], Coroutine[Any, Any, object]], end_s: float) -> AsyncIterator[None]:
-    """Run a function in a task beside a block; a task that does not end within `end_s` of the block's end is left.
+    """Run a function in a background task; abandon the task if it outlives the block by `end_s` seconds.
 
-    On trio the block waits for it: there every task has an end.
+    On trio, the block waits for the task: a nursery cannot abandon one.
     """
     loop = asyncio_loop()
     if loop is None:
@@ -194,7 +194,7 @@ async def alone(work: Callable[[], Coroutine[Any, Any, object]], end_s: float) -
         return
     task, ended = loop.create_task(work()), anyio.Event()
     task.add_done_callback(lambda _: ended.set())
-    await anyio.lowlevel.cancel_shielded_checkpoint()  # A task that is cancelled before it begins cleans nothing up.
+    await anyio.lowlevel.cancel_shielded_checkpoint()  # Start it: a task cancelled before its start cleans up nothing.
     try:
         yield
     finally:
@@ -204,22 +204,23 @@ async def alone(work: Callable[[], Coroutine[Any, Any, object]], end_s: float) -
 
 
 VISITORS_WAITING_MAX: Final = 64
-"""Connections not yet accepted."""
+"""Limit of connections that wait to be accepted."""
 
 
 def listening(host: str) -> socket.socket:
-    """Return a listening socket for `visited`, on a free port of this address. Raises OSError."""
+    """Return a listening socket for `visited`, on a free port of address `host`. Raises OSError."""
     listener = socket.create_server((host, 0), backlog=VISITORS_WAITING_MAX)
     listener.setblocking(False)
     return listener
 
 
 async def visited(listener: socket.socket, visit: Callable[[socket.socket], Awaitable[object]], most: int) -> None:
-    """Accept connections until cancelled, and call `visit` for each in a task; at most `most` at once, the next wait.
+    """Accept connections until cancelled, and call `visit` for each in a task of its own.
 
     Args:
-        listener: listens already, and does not block.
-        visit: the connection is closed when it returns; its exception ends all.
+        listener: a listening, non-blocking socket.
+        visit: handles a connection, which is closed when this returns; an exception ends all connections.
+        most: limit of open connections; further ones wait.
     """
     places = anyio.Semaphore(most)
 
@@ -251,7 +252,7 @@ async def _next_visitor(listener: socket.socket) -> socket.socket:
 
 
 async def receive(source: socket.socket, bytes_max: int) -> bytes:
-    """Return the next bytes of a non-blocking socket; none at its end."""
+    """Return the next bytes of a non-blocking socket; empty at its end."""
     while True:
         await anyio.wait_readable(source)
         with suppress(BlockingIOError):
@@ -259,7 +260,7 @@ async def receive(source: socket.socket, bytes_max: int) -> bytes:
 
 
 async def send(sink: socket.socket, data: bytes) -> None:
-    """Write all of this to a non-blocking socket."""
+    """Write all of `data` to a non-blocking socket."""
     view = memoryview(data)
     while view:
         await anyio.wait_writable(sink)
@@ -268,20 +269,20 @@ async def send(sink: socket.socket, data: bytes) -> None:
 
 
 async def in_daemon(work: Callable[[], T], places: anyio.CapacityLimiter | None = None) -> T:
-    """Call a blocking function in a thread that neither a cancelled caller nor the end of Python waits for.
+    """Call a blocking function in a daemon thread; a cancelled caller and Python's exit do not wait for the thread.
 
-    It has the caller's context variables.
+    The function sees the caller's context variables.
 
     Args:
-        places: limits such threads; an abandoned one keeps its place. None if the caller limits them.
+        places: limits the number of such threads; an abandoned thread still counts. None for no limit.
 
     Raises:
-        OSError: no thread can be had.
+        OSError: the thread cannot be started.
     """
     over, token, results = anyio.Event(), anyio.lowlevel.current_token(), list[T]()
     faults = list[BaseException]()
     context, sniffio = contextvars.copy_context(), sys.modules.get("sniffio")
-    if sniffio is not None:  # No loop is on that thread: the function may run one of its own.
+    if sniffio is not None:  # The thread has no loop: the function may run its own.
         context.run(sniffio.current_async_library_cvar.set, None)
 
     def end() -> None:
@@ -290,16 +291,16 @@ async def in_daemon(work: Callable[[], T], places: anyio.CapacityLimiter | None 
         over.set()
 
     def run() -> None:
-        # This frame lasts for ever where the function does. Without a reference Python takes stdin away at its end,
-        # and aborts ("could not acquire lock for <_io.BufferedReader name='<stdin>'>") where `input` reads a pipe.
-        held = sys.stdin
+        # The function may never return. Without this reference, Python would destroy stdin at its exit, and abort
+        # ("could not acquire lock for <_io.BufferedReader name='<stdin>'>") while `input` reads a pipe.
+        stdin = sys.stdin
         try:
             results.append(context.run(work))
-        except BaseException as error:  # Raised again where it is awaited.
+        except BaseException as error:  # The caller's task raises it again.
             faults.append(error)
-        with suppress(RuntimeError):  # The loop has ended meanwhile.
+        with suppress(RuntimeError):  # The loop has already ended.
             anyio.from_thread.run_sync(end, token=token)
-        del held
+        del stdin
 
     if places is not None:
         await places.acquire_on_behalf_of(over)
@@ -316,13 +317,13 @@ async def in_daemon(work: Callable[[], T], places: anyio.CapacityLimiter | None 
 
 
 class LoopTask:
-    """A task that belongs to the event loop and to no other task; `wait` waits for its end.
+    """Runs a function in a task of the event loop, independent of the caller's task; `wait` waits for its end.
 
     Args:
-        work: is called in the task.
+        work: the function to run.
 
     Attributes:
-        scope: the task runs in it.
+        scope: the cancel scope around the function.
     """
 
     def __init__(self, work: Callable[[], Awaitable[object]]) -> None:
@@ -336,7 +337,7 @@ class LoopTask:
             trio.lowlevel.spawn_system_task(self._run, context=contextvars.copy_context())
         else:
             self._task = register(loop.create_task, self._run())
-            self._task.add_done_callback(lambda _: self._over.set())  # It may be cancelled before it begins.
+            self._task.add_done_callback(lambda _: self._over.set())  # The task may be cancelled before it begins.
 
     async def _run(self) -> None:
         try:
@@ -348,16 +349,16 @@ class LoopTask:
             self._over.set()
 
     async def wait(self) -> None:
-        """Wait until the task has ended, and raise what it raised.
+        """Wait until the task has ended, and raise its exception, if any.
 
-        If the caller is cancelled meanwhile, that is raised instead, but not before the end either.
+        A cancellation of the caller is raised instead, and also only after the task has ended.
         """
         cancelled: BaseException | None = None
         while not self._over.is_set():
             try:
                 with anyio.CancelScope(shield=True):
                     await self._over.wait()
-            except anyio.get_cancelled_exc_class() as error:  # asyncio's own cancellation goes through shields.
+            except anyio.get_cancelled_exc_class() as error:  # asyncio's own cancellation ignores shields.
                 cancelled = error
         if cancelled is not None:
             raise cancelled
@@ -365,18 +366,18 @@ class LoopTask:
             raise self._fault
 
     async def wait_or_cancel(self, sooner: anyio.Event | None = None) -> None:
-        """Wait until the task has ended, or for another event; if the caller is cancelled, the task is, too."""
+        """Wait for `sooner` (default: the task's end); if the caller is cancelled, cancel the task, too."""
         try:
             await (sooner or self._over).wait()
         except anyio.get_cancelled_exc_class():
             self.scope.cancel()
-            with suppress(Exception):  # The cancellation says more than what became of the task.
+            with suppress(Exception):  # The caller gets the cancellation, not the task's error.
                 await self.wait()
             raise
 
 
 class OwnTask(Generic[T]):
-    """A block that is entered and left in one task of its own, as a task group requires."""
+    """Enters and leaves a context manager in one task of its own, as a task group requires."""
 
     def __init__(self, block: AbstractAsyncContextManager[T]) -> None:
         self._block = block

@@ -1,6 +1,7 @@
-"""Copies stdin to a unix socket of ours, and the socket to stdout.
+"""Copies stdin to one of our unix sockets, and the socket to stdout.
 
-For agents that start an MCP server as a command. Standard library alone: it runs without our packages.
+It serves agents that start an MCP server as a command. It imports the standard library only, because it runs without
+our packages.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ READ_BYTES = 65536
 
 
 def bridge(address: str) -> None:
-    """Copy both ways until the socket ends; the end of stdin ends the way there."""
+    """Copy in both directions until the socket ends; when stdin ends, shut down the socket for writing."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as there:
         there.connect(address)
         sources = [0, there.fileno()]

@@ -1,6 +1,6 @@
-"""A program as a child of ours: its start, its two pipes, its end, and the steps that stop it.
+"""Starts a program as a child process, watches it, and stops it step by step.
 
-This file handles descriptors and signals only, and does not know what the bytes mean.
+This module handles descriptors and signals only; its callers interpret the bytes.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from backplane.process.spawn import kill_group, spawn_guard
 from backplane.redact.tail import LOOK_BYTES, NO_OUTPUT, OutputTail
 
 LADDER_STEP_S: Final = 0.5
-"""Seconds of the short step of `stop`; the contract's number."""
+"""Seconds of the short step of `stop`; fixed by the contract."""
 
 GUARD_ANSWER_S_MAX: Final = 1.5
-"""Seconds for a guard to kill everything; milliseconds are usual. After that we kill what we find."""
+"""Seconds for a guard to kill everything, usually within milliseconds; then we kill the processes that we find."""
 
 SWEEP_S_MAX: Final = 2.0
-"""Seconds to kill what a lost guard has left, and to reap the guard."""
+"""Seconds to kill the processes that a lost guard left behind, and as many to reap the guard."""
 
 LOOK_S: Final = 0.005
-"""Seconds between two looks for what a lost guard has left."""
+"""Seconds between two searches for processes that a lost guard left behind."""
 
 LAST_WORDS_S_MAX: Final = 0.2
-"""Seconds to read the rest of an ended child's stderr; a process that escaped with it may keep it open."""
+"""Seconds to read the rest of an ended child's stderr, which an escaped process may keep open."""
 
 _REAP_S: Final = 0.0005
 """Seconds between two tries to reap a guard that is about to end."""
 
 STDERR_BYTES_MAX: Final = 64 * 1024
-"""Bytes that are kept of the end of a child's stderr; the contract's number."""
+"""Number of bytes kept from the end of a child's stderr; fixed by the contract."""
 
 
 Ready = Callable[[], Awaitable[object]]
-"""Returns when everything that a program needs is there."""
+"""Returns once everything that a program needs is ready."""
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """The exit code or the signal that ended a child; both are None if unknown."""
+    """The exit code or the signal that ended a child; if unknown, each is None."""
 
     code: int | None = None
     signal: int | None = None
@@ -68,17 +68,17 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class Child:
-    """A running child: two pipes for its owner; the rest is handled here.
+    """A running child process, with pipes to its stdin and stdout.
 
-    `stdin` and `stdout` are descriptors of ours, close-on-exec and non-blocking; wait with `anyio.wait_writable`
-    and `anyio.wait_readable`, then use `os.write` and `os.read`. They are -1 once closed. After `stop`, the output of
-    the child can still be read until the block ends.
+    `stdin` and `stdout` are our ends of the pipes, close-on-exec and non-blocking: wait with `anyio.wait_writable`
+    and `anyio.wait_readable`, then use `os.write` and `os.read`. They are -1 once closed. After `stop`, the child's
+    output can still be read until the block ends.
 
     Args:
-        guard: the guard, or the wrapper around it.
+        guard: the process of the guard, or of the wrapper around it.
         pipes: our ends of stdin, stdout and stderr.
         line: our end of the guard's socket.
-        wrapped: the guard is in a namespace, so the numbers it reports are not ours.
+        wrapped: True if the guard runs in a pid namespace and so reports pids other than ours.
     """
 
     def __init__(
@@ -92,48 +92,48 @@ class Child:
     ) -> None:
         self.stdin, self.stdout, self._stderr = pipes
         self.pid = guard.pid
-        """The program's pid, the guard's until it reports the program's; in a namespace that of the wrapper."""
+        """The program's pid; the guard's until the guard reports it, and always the wrapper's if there is one."""
         self.exit: Exit | None = None
-        """Exit of the program itself; its descendants may still be there."""
+        """The program's own exit, None until known; descendants may still run."""
         self.stderr_dropped = 0
         self.swept = 0
-        """Descendants that were killed at the end, without the program itself."""
+        """Number of descendants killed at the end, the program itself excluded."""
         self.guard_lost = False
-        """The guard did not end in order: processes that left session and parents may live."""
+        """True if the guard failed: processes that left their session and parents may still run."""
         self.fault: Exception | None = None
-        """An unforeseen exception while the child was watched; then its exit may never be known."""
+        """An unexpected exception while we watched the child, whose exit may then stay unknown."""
         self._on_exit: Callable[[], None] | None = None
         self._guard = guard
         self._wrapped = wrapped
         self._line = line
         self.start = 0
-        """When process `pid` began, in clock ticks since the machine did; 0 until the guard reports the program."""
+        """Start time of process `pid` in clock ticks since boot; 0 until the guard reports the program."""
         self._tail_bytes_max = tail_bytes_max
         self._tail = bytearray()
         self._first_word = b""
         self._heard = anyio.Event()
-        """The guard's first word, its end, or a fault."""
+        """Set at the guard's first message, at its end, or on a fault."""
         self._exited, self._line_ended, self._stderr_ended, self._gone = (anyio.Event() for _ in range(4))
         self._sweep_reported = self._stopping = False
         self._step: anyio.CancelScope | None = None
-        # Shielded, because the owner still needs them for `stop` after it was cancelled.
+        # Shielded, because a cancelled owner still needs both tasks for `stop`.
         self._noticing, self._draining = anyio.CancelScope(shield=True), anyio.CancelScope(shield=True)
 
     @property
     def stderr_tail(self) -> OutputTail:
-        """The last bytes of its stderr; complete after `stop`."""
+        """The last bytes of the child's stderr; complete after `stop`."""
         if not self._tail:
             return NO_OUTPUT
         cut = max(0, len(self._tail) - self._tail_bytes_max)
         return OutputTail(bytes(self._tail[cut:]), bytes(self._tail[:cut]))
 
     async def arrived(self, timeout_s: float) -> bytes:
-        """Wait for the guard's first word about the program; empty if none came in time, or the guard ended."""
+        """Return the guard's first message about the program; empty if none came in time, or the guard ended."""
         await in_time(self._heard.wait, timeout_s)
         return self._first_word
 
     async def release_when(self, ready: Callable[[], Awaitable[object]]) -> None:
-        """Have the guard start a held child once `ready` returns; the end of the guard cancels `ready`."""
+        """Have the guard start the program once `ready` returns; if the guard ends first, cancel `ready`."""
         with anyio.CancelScope() as self._step:
             if self.exit is None:
                 await ready()
@@ -141,12 +141,12 @@ class Child:
         self._step = None
 
     def close_stdin(self) -> None:
-        """Close the child's stdin: it reads the end of its input."""
+        """Close our end of the child's stdin, so that it reads the end of its input."""
         fd, self.stdin = self.stdin, -1
         _close(fd)
 
     def close_stdout(self) -> None:
-        """Close the child's stdout: its next write fails."""
+        """Close our end of the child's stdout, so that its next write fails."""
         fd, self.stdout = self.stdout, -1
         _close(fd)
 
@@ -156,23 +156,23 @@ class Child:
             self._command(b"term")
 
     async def wait(self, timeout_s: float) -> Exit | None:
-        """Wait until the program has ended, at most this long; None if it has not."""
+        """Wait up to `timeout_s` for the program's exit and return it; None if the program still runs."""
         with anyio.move_on_after(timeout_s):
             await self._exited.wait()
         return self.exit
 
     async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None:
-        """End the child step by step; at the end nothing of it is alive.
+        """Stop the child step by step, and finally kill all its processes.
 
-        SIGKILL comes after grace + 0.5 s at most, and no step waits once the program has ended. Cancellation does not
-        interrupt it; a second caller waits for the first one's steps.
+        SIGKILL follows after at most `grace_s` + 0.5 s; once the program has ended, no step waits. Cancellation does
+        not interrupt the steps; a second caller waits for those of the first.
 
         Args:
-            cancel: sends the `cancel` message and returns when it was answered or its argument, the grace in
-                seconds, has passed; None if the host does not know that message.
+            cancel: sends the `cancel` message, and returns on its answer or after its argument, the grace in
+                seconds; None if the host does not support that message.
         """
         if self._stopping:
-            if not self._gone.is_set():  # A caller that is cancelled gets no exception for a child that is gone.
+            if not self._gone.is_set():  # If the child is gone, a cancelled caller gets no exception.
                 await self._gone.wait()
             return
         self._stopping = True
@@ -194,11 +194,11 @@ class Child:
                 try:
                     await self._kill()
                 finally:
-                    # If the loop itself broke it off, the next caller begins again.
+                    # If the loop interrupted these steps, the next caller starts them over.
                     self._stopping = self._gone.is_set()
 
     async def leave(self) -> None:
-        """Kill the rest of it and stop watching, also if the caller is cancelled."""
+        """Kill the child's remaining processes and stop watching it, even if the caller is cancelled."""
         with anyio.CancelScope(shield=True):
             if self._stopping:
                 await self._gone.wait()
@@ -209,7 +209,7 @@ class Child:
         self._draining.cancel()
 
     def close(self) -> None:
-        """Close all descriptors."""
+        """Close all our descriptors."""
         self.close_stdin()
         self.close_stdout()
         for fd in (self._stderr, self._line):
@@ -229,7 +229,7 @@ class Child:
         self._gone.set()
 
     async def _kill_left(self) -> None:
-        """Kill what a lost guard has left; a process that left session and parents is not found."""
+        """Kill the processes that a lost guard left behind, except any that left their session and parents."""
         killed: set[int] = set()
         end_s = time.monotonic() + SWEEP_S_MAX
         while (left := self._left()) and time.monotonic() < end_s:
@@ -240,11 +240,11 @@ class Child:
         self.swept += len(killed - {self.pid})
 
     def _left(self) -> dict[int, int]:
-        """Return the processes below the guard and in the program's group or session: pid → start."""
+        """Return the live descendants of the guard and of the program's group and session: pid → start time."""
         table = look()
         host, guard = table.get(self.pid), self._guard.pid
         roots = {guard} if self._guard.returncode is None else set()
-        if host is None or host[START] == self.start:  # Otherwise another process has its number.
+        if host is None or host[START] == self.start:  # Otherwise another process now has that pid.
             roots |= {pid for pid, row in table.items() if self.pid in (pid, row[GROUP], row[SESSION])}
         found = (descendants(table, roots) & table.keys()) - {os.getpid(), guard}
         return {pid: table[pid][START] for pid in found if table[pid][STATE] != ZOMBIE}
@@ -258,23 +258,23 @@ class Child:
         self._note_exit(Exit())
 
     def _command(self, word: bytes) -> None:
-        """Send a word to the guard."""
-        # SIGCONT, because the host may have stopped it; until it is reaped, its number is its own.
+        """Send a command to the guard."""
+        # The host may have stopped the guard, so send SIGCONT; an unreaped guard keeps its pid.
         if self._guard.returncode is None and not self._line_ended.is_set():
             with suppress(OSError):
                 os.write(self._line, word)
                 os.kill(self._guard.pid, signal.SIGCONT)
 
     async def notice_end(self) -> None:
-        """Read the guard's words until `leave`."""
+        """Read the guard's messages until `leave` is called."""
         await self._watch(self._line, self._take_word, self._noticing)
 
     async def drain_stderr(self) -> None:
-        """Read the child's stderr until `leave`: a child whose stderr is full stands still."""
+        """Read the child's stderr until `leave` is called, because a full pipe would block the child."""
         await self._watch(self._stderr, self._take_stderr, self._draining)
 
     async def _watch(self, fd: int, take: Callable[[], bool], scope: anyio.CancelScope) -> None:
-        """Call `take` when there is something to read, until it returns False; an exception is the child's `fault`."""
+        """Call `take` whenever `fd` is readable, until it returns False; an exception becomes the child's `fault`."""
         with scope:
             try:
                 await anyio.wait_readable(fd)
@@ -287,10 +287,10 @@ class Child:
                     self._on_exit()
 
     def _take_word(self) -> bool:
-        """Read a word of the guard; False at its end."""
+        """Read a message of the guard; return False at the end of its socket."""
         word = _chunk(self._line, WORD_BYTES_MAX)
         if word:
-            with suppress(ValueError):  # A guard of ours writes no such word.
+            with suppress(ValueError):  # Our guard sends no unreadable message.
                 self._hear(word)
         elif word is not None:
             self._line_ended.set()
@@ -299,7 +299,7 @@ class Child:
         return word != b""
 
     def _take_stderr(self) -> bool:
-        """Read a piece of stderr and keep the tail; False at its end."""
+        """Read a piece of stderr and keep its tail; return False at its end."""
         chunk = _chunk(self._stderr, READ_BYTES_MAX)
         if chunk:
             self._tail += chunk
@@ -316,7 +316,7 @@ class Child:
         if what == b"pid":
             if not self._wrapped:
                 self.pid, self.start = map(int, numbers)
-            else:  # Not before: while a process loads its program, a read of its row blocks for some ms.
+            else:  # Only now: reading the row of a process that loads its program blocks for some ms.
                 self.start = start_of(self.pid)
         elif what == b"swept":
             self.swept, self._sweep_reported = int(numbers[0]), True
@@ -337,32 +337,32 @@ class Child:
                 self._on_exit()
 
     def call_on_exit(self, call: Callable[[], None]) -> None:
-        """Set the function that is called once the exit is known or `fault` is set; call it now if that is so."""
+        """Set the function to call once the exit is known or `fault` is set; call it now if either is."""
         self._on_exit = call
         if self.exit is not None or self.fault is not None:
             call()
 
 
 def start_of(pid: int) -> int:
-    """Return when a process began, in clock ticks since the machine did; 0 if it is gone."""
+    """Return a process's start time in clock ticks since boot; 0 if it is gone."""
     row = look_at(pid)
     return row[START] if row else 0
 
 
 def kill_exactly(pid: int, start: int) -> None:
-    """Kill a process, unless another one has its number by now."""
+    """Kill the process with this pid and start time, if it still exists."""
     if start_of(pid) == start:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 def _chunk(fd: int, bytes_max: int) -> bytes | None:
-    """Return the available bytes: none at the end, None if there are none yet."""
+    """Return the available bytes; empty at the end, None if nothing has arrived."""
     try:
         return os.read(fd, bytes_max)
     except BlockingIOError:
         return None
-    except OSError:  # The guard was killed before it read a word of ours.
+    except OSError:  # The guard was killed before it read our command.
         return b""
 
 
@@ -381,15 +381,15 @@ async def open_child(
     cage: Cage = NO_CAGE,
     ready: Ready | None = None,
 ) -> AsyncIterator[Child]:
-    """Start a child behind a guard; when the block ends, for whatever reason, nothing of it is alive.
+    """Start a child under a guard; when the block ends, for any reason, all its processes are killed.
 
-    Enter it in the main thread. To leave the block without `stop` kills at once.
+    Enter the block in the main thread. Leaving it without `stop` kills the child at once.
 
     Args:
-        stderr_bytes_max: bytes that are kept of the end of its stderr.
-        pass_fds: inherited by the child under the same numbers.
-        cage: the sandbox around the child, made by the guard.
-        ready: awaited while the guard starts, before the program itself does; its exception comes out here.
+        stderr_bytes_max: number of bytes to keep from the end of its stderr.
+        pass_fds: descriptors that the child inherits under the same numbers.
+        cage: the sandbox that the guard makes around the child.
+        ready: awaited while the guard starts; the program starts after this. Its exception is raised here.
 
     Raises:
         BackendError: `sidecar_spawn_failed`, with the errno's name.
@@ -409,7 +409,7 @@ async def open_child(
 
 
 async def _arrive(child: Child, command: StartCommand) -> None:
-    """Wait until the program itself was started. Raises as `open_child`."""
+    """Wait until the program itself has started. Raises as `open_child`."""
     word = await child.arrived(START_S_MAX)
     if child.fault is not None:
         raise child.fault

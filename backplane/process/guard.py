@@ -1,9 +1,9 @@
-"""The guard: a small program between the control plane and one host, so that nothing of the host can stay.
+"""The guard: a small program that starts one host, watches it, and kills all its processes at the end.
 
-It is the subreaper of everything the host starts: a process that forks twice and leaves its session becomes its
-child. Words on one socket command it and report what it sees; the end of that socket, or of the control plane,
-means: kill everything. `process.spawn` starts it, and other modules read the process table by its functions. It
-imports built-in modules where they are enough, because each run pays for each import.
+The guard is the subreaper of everything that the host starts: even a process that forks twice and leaves its session
+becomes the guard's child. The control plane commands the guard over a socket, and the guard reports over the same one.
+When the socket or the control plane ends, the guard kills everything. `process.spawn` starts the guard; other modules
+read the process table by its functions. It prefers built-in modules, because every import delays every run.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` spends 5 ms on its enums
@@ -14,26 +14,26 @@ import sys
 import time
 
 SWEEP_S_MAX = 60.0
-"""Seconds to kill all descendants. A tree takes some ms; a process in uninterruptible sleep takes longer, and the guard
-stays for it: the control plane has a shorter limit of its own and does not wait for this one."""
+"""Seconds to kill all descendants. A process tree takes some ms, a process in uninterruptible sleep longer; the control
+plane has a shorter limit of its own, and does not wait for this one."""
 
 LOOK_S = 0.005
-"""Seconds between two reads of the process table, unless a death is reported before."""
+"""Seconds between two reads of the process table, unless a death is reported sooner."""
 
 WORD_BYTES_MAX = 64
-"""Bytes of the longest word on the socket."""
+"""Maximum length in bytes of a message on the socket."""
 
 DEATHS_BYTES_MAX = 4096
-"""Bytes of one read of reported deaths, a byte each; the rest causes another read."""
+"""Maximum number of deaths in one read, a byte each; further ones cause another read."""
 
 UMASK = 0o077
-"""Files that a host makes are for its user alone."""
+"""Umask of a host: only its user can access the files that it makes."""
 
 DEFAULT_PATH = b"/bin:/usr/bin"
-"""Folders that are searched for a program when its environment has no PATH."""
+"""Folders to search for a program if its environment has no PATH."""
 
 CODE_NOT_STARTED = 127
-"""Exit code of a child that did not become the program; shells use the same."""
+"""Exit code of a child that could not start the program; shells use the same."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -41,49 +41,49 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 
 RLIMIT_BYTES = 8
-"""Bytes of a soft and of a hard limit in the kernel's structure."""
+"""Size in bytes of each limit, soft or hard, in the kernel's structure."""
 
 PIDFD_OPEN = 434
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
-"""System calls; their numbers are the same on every machine but alpha."""
+"""Numbers of system calls; the same on every architecture except alpha."""
 LANDLOCK_BENEATH, LANDLOCK_PORT = 1, 2
-"""Kinds of rules."""
+"""Kinds of Landlock rules."""
 
 CONNECTIONS_WAITING_MAX = 64
-"""Connections to the proxy's socket that wait to be accepted; a browser opens six at once."""
+"""Limit of connections that wait for the proxy to accept them; a browser opens six at once."""
 
 
 PARENT, GROUP, SESSION, STATE, START = range(5)
-"""Fields of a row of the process table; the start is in clock ticks since boot."""
+"""Indexes of a process table row; the start is in clock ticks since boot."""
 
 ZOMBIE = ord("Z")
-"""State of a process that has ended and is not reaped."""
+"""State of a process that has ended and has not been reaped."""
 
 
 def look() -> "dict[int, tuple[int, int, int, int, int]]":
-    """Read the process table: pid → parent, group, session, state, start."""
+    """Return the process table: pid → parent, group, session, state, start."""
     return {pid: seen for name in posix.listdir("/proc") if name.isdigit() and (seen := look_at(pid := int(name)))}
 
 
 def look_at(pid: int) -> "tuple[int, int, int, int, int] | None":
-    """Read one row of the process table; None if there is no such process."""
+    """Return one row of the process table; None if there is no such process."""
     try:
         fd = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
     except OSError:
         return None
     try:
         row = posix.read(fd, 4096)
-    except OSError:  # It ended between the two calls.
+    except OSError:  # The process ended between the two calls.
         return None
     finally:
         posix.close(fd)
-    # The host chooses the name in the second field, which may have blanks and brackets.
+    # The second field is a name that the host chooses, and may contain blanks and brackets.
     fields = row[row.rindex(b")") + 2 :].split()
     return int(fields[1]), int(fields[2]), int(fields[3]), fields[0][0], int(fields[19])
 
 
 def descendants(table: "dict[int, tuple[int, int, int, int, int]]", roots: "set[int]") -> "set[int]":
-    """Return these processes and all that descend from them."""
+    """Return the processes `roots` and all their descendants."""
     children: dict[int, list[int]] = {}
     for pid, row in table.items():
         children.setdefault(row[PARENT], []).append(pid)
@@ -98,7 +98,7 @@ def descendants(table: "dict[int, tuple[int, int, int, int, int]]", roots: "set[
 def pidfd_open(pid: int) -> int:
     """Return a descriptor that becomes readable when the process ends.
 
-    `os` has this call only if Python was compiled with headers of Linux 5.3; some builds for old systems were not.
+    `os` has this call only if Python was compiled with headers of Linux 5.3; some builds for old systems lack it.
     """
     if hasattr(posix, "pidfd_open"):
         return posix.pidfd_open(pid)
@@ -109,15 +109,15 @@ def pidfd_open(pid: int) -> int:
 
 
 def main(control: int, order: int) -> None:
-    """Read the order, a file of marshalled (argv, env, cwd, fds, cage), start the host and stay until it is gone.
+    """Read the order, start the host, and return once all its processes are gone.
 
-    Members of the cage, all optional: `held` (start the host at the word "go"), `plane` (we are the first process of a
-    namespace, and this is the control plane's pidfd), `stdio` (the host's three descriptors under other numbers),
-    `door` (where to send a listening socket, and its port), `limits` (numbers and values) and `landlock` (arguments of
-    `confine`).
+    The order is a file with a marshalled tuple (argv, env, cwd, fds, cage). The cage's members are all optional: `held`
+    (start the host only at "go"), `plane` (the control plane's pidfd, if this is the first process of a namespace),
+    `stdio` (the host's three descriptors under other numbers), `door` (the socket over which to send a listening one,
+    and the port of that), `limits` (numbers and values) and `landlock` (arguments of `confine`).
 
-    Writes "pid PID START" or "spawn_error WHERE ERRNO", then "exit CODE" or "signal NUMBER", and at the end
-    "swept COUNT". Reads "go" if the host is held, then "term" and "kill".
+    The guard writes "pid PID START" or "spawn_error WHERE ERRNO", then "exit CODE" or "signal NUMBER", and at the end
+    "swept COUNT". It reads "go" if `held` is set, then "term" and "kill".
     """
     argv, env, cwd, handed, cage = marshal.loads(posix.pread(order, posix.fstat(order).st_size, 0))
     posix.close(order)
@@ -126,12 +126,12 @@ def main(control: int, order: int) -> None:
         _signal.signal(number, _signal.SIG_IGN)
     # Otherwise a host of the same user could read our memory or take our socket, and write in our name.
     _libc("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
-    # A pidfd, because a forked copy of the control plane may keep the socket open after its death.
+    # A pidfd reports the control plane's death even if a forked copy keeps the socket open.
     if "plane" in cage:
         plane = cage["plane"]
         posix.set_inheritable(plane, False)
-        # The orphans of our namespace are our children, and the kernel ends all of it with us. Bubblewrap's own way,
-        # `--die-with-parent`, begins too early: a kill right after its fork leaves us waiting for ever.
+        # The orphans of our namespace become our children, and the kernel kills the whole namespace when we end.
+        # Bubblewrap's `--die-with-parent` acts too early: if it kills bubblewrap right after its fork, we never end.
         _libc("prctl", PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
     else:
         plane = pidfd_open(posix.getppid())
@@ -162,7 +162,7 @@ def main(control: int, order: int) -> None:
 def _start(
     argv: "list[bytes]", env: "dict[bytes, bytes]", cwd: "bytes | None", cage: "dict[str, object]"
 ) -> "tuple[int, bytes]":
-    """Fork and start the host: its pid, and "WHERE ERRNO" if that failed."""
+    """Fork and start the host; return its pid and any "WHERE ERRNO"."""
     reader, writer = posix.pipe()
     me = posix.getpid()
     host = posix.fork()
@@ -172,7 +172,7 @@ def _start(
     fault = posix.read(reader, WORD_BYTES_MAX)  # Empty if exec closed the other end.
     posix.close(reader)
     if fault:
-        posix.waitpid(host, 0)  # It has ended. Our own parent may be a process that does not wait for orphans.
+        posix.waitpid(host, 0)  # Reap it ourselves, because our own parent may not reap orphans.
     return host, fault
 
 
@@ -215,7 +215,7 @@ def _become(
 
 
 def _reset_signals() -> None:
-    """Give every signal its default: the host must not ignore what the control plane ignores."""
+    """Reset every signal to its default, because the host must not ignore signals that the control plane ignores."""
     for number in _signal.valid_signals():
         if number not in (_signal.SIGKILL, _signal.SIGSTOP):
             _signal.signal(number, _signal.SIG_DFL)
@@ -233,20 +233,21 @@ def _execute(argv: "list[bytes]", env: "dict[bytes, bytes]") -> None:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as fault:
-            failure = fault  # A file of this name that cannot run says more than the folders without one.
+            failure = fault  # Report a file that cannot run rather than folders without one.
     raise failure
 
 
 def confine(ruleset: bytes, rights: int, file_rights: int, paths: "list[bytes]", ports: "list[bytes]") -> None:
-    """Give up, for this process and all that it starts, the rights that Landlock guards, except on these paths.
+    """Restrict this process and all that it starts by Landlock: guarded rights remain on these paths and ports only.
 
     Args:
         ruleset: the kernel's structure of the guarded rights.
-        rights: rights kept below each folder; a path that is no folder keeps `file_rights`.
-        ports: the kernel's structures of the TCP ports that stay open.
+        rights: rights that remain below each folder; on a path that is no folder, `file_rights` remain.
+        paths: files and folders; a missing one is skipped.
+        ports: the kernel's structures for the TCP ports that stay open.
 
     Raises:
-        OSError: the kernel refused. A missing path is skipped.
+        OSError: the kernel refused the restriction.
     """
     guarded = _landlock(LANDLOCK_CREATE_RULESET, ruleset, len(ruleset), 0)
     for path in paths:
@@ -275,7 +276,7 @@ def _landlock(*arguments: "int | bytes") -> int:
 
 
 def _is_released(control: int, plane: int) -> bool:
-    """Wait for the word to start the host; False if it will not come."""
+    """Wait for "go"; return False if another command came, or the socket or the control plane ended."""
     events = select.poll()
     for fd in (control, plane):
         events.register(fd, select.POLLIN)
@@ -283,7 +284,7 @@ def _is_released(control: int, plane: int) -> bool:
 
 
 def _send_door(line: int, port: int) -> None:
-    """Listen on a port of our own network namespace, and send the socket to the control plane, which is outside."""
+    """Listen on a port of our own network namespace, and send the socket to the control plane outside."""
     import _socket
 
     door = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
@@ -296,7 +297,7 @@ def _send_door(line: int, port: int) -> None:
 
 
 def _close_pipes(handed: "list[int]") -> None:
-    """Close our copies of the host's descriptors; otherwise nobody would see that the host closes them."""
+    """Close our copies of the host's descriptors; otherwise they would stay open after the host has closed them."""
     nothing = posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC)
     for fd in (0, 1, 2):
         posix.dup2(nothing, fd)
@@ -305,7 +306,7 @@ def _close_pipes(handed: "list[int]") -> None:
 
 
 def _serve(control: int, plane: int, host: int) -> None:
-    """Report the host's end and pass "term" on, until the word "kill", or the end of socket or control plane."""
+    """Report the host's end and forward "term", until "kill" arrives, or the socket or the control plane ends."""
     ended, orphaned = pidfd_open(host), _deaths()
     events = select.poll()
     for fd in (control, plane, ended, orphaned):
@@ -314,9 +315,9 @@ def _serve(control: int, plane: int, host: int) -> None:
         for fd, _ in events.poll():
             if fd == ended:
                 events.unregister(ended)
-                # It stays a zombie until the sweep, so that no other process can get its pid or its group.
+                # The host stays a zombie until the sweep, so that no other process can get its pid or its group.
                 seen = posix.waitid(posix.P_PID, host, posix.WEXITED | posix.WNOWAIT)
-                assert seen is not None  # None comes with WNOHANG only.
+                assert seen is not None  # Only a call with WNOHANG returns None.
                 _write(control, b"%s %d" % (b"exit" if seen.si_code == posix.CLD_EXITED else b"signal", seen.si_status))
             elif fd == orphaned:
                 posix.read(orphaned, DEATHS_BYTES_MAX)
@@ -329,9 +330,9 @@ def _serve(control: int, plane: int, host: int) -> None:
 
 
 def _deaths() -> int:
-    """Return a descriptor that becomes readable when a child of ours ends.
+    """Return a descriptor that becomes readable when one of our children ends.
 
-    Reaping in the handler itself could be interrupted by the next death, whose handler reaps the same child.
+    A handler that reaps could be interrupted by the next death, whose handler would reap the same child.
     """
     reader, writer = posix.pipe2(posix.O_NONBLOCK | posix.O_CLOEXEC)
     _signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -348,8 +349,8 @@ def _reap_orphans(host: int) -> None:
 def _sweep(control: int, host: int) -> int:
     """Kill until no child is left; return how many descendants of the host were killed.
 
-    A process whose parent dies becomes our child, so "no child" proves "no descendant", however fast they
-    fork. A child that we have not reaped keeps its pid, so no other process can be hit.
+    A process whose parent dies becomes our child, so "no child" proves "no descendant", however fast they fork.
+    A child that we have not reaped keeps its pid, so we cannot kill another process by mistake.
     """
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCHLD,))
@@ -368,7 +369,7 @@ def _sweep(control: int, host: int) -> int:
 
 
 def _reap(control: int, host: int) -> "tuple[int, bool]":
-    """Reap ended children; return how many except the host were killed, and whether children are left."""
+    """Reap ended children; return how many of them, the host excluded, were killed, and whether children are left."""
     killed = 0
     while True:
         try:
@@ -390,7 +391,7 @@ def _kill_children() -> None:
         if row[PARENT] == me and row[STATE] != ZOMBIE:
             try:
                 posix.kill(pid, _signal.SIGKILL)
-            except OSError:  # It has another user's rights.
+            except OSError:  # The process runs as another user.
                 continue
 
 
@@ -416,13 +417,13 @@ def _read(control: int) -> bytes:
 
 
 def _libc(name: str, *arguments: "int | bytes") -> int:
-    # Imported here, because a Python built without it imports this file, too.
+    # Imported here, because a Python built without `_ctypes` imports this file, too.
     try:
         import _ctypes
 
         place = _ctypes.dlsym(_ctypes.dlopen(None, 0), name)  # type: ignore[arg-type]  # None is this program
         return int(_ctypes.call_function(place, arguments))
-    except AttributeError:  # Those functions are private; `ctypes` takes 8 ms to import.
+    except AttributeError:  # Those private functions are missing; `ctypes` takes 8 ms to import.
         import ctypes
 
         return int(getattr(ctypes.CDLL(None), name)(*arguments))
@@ -430,5 +431,5 @@ def _libc(name: str, *arguments: "int | bytes") -> int:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]))
-    # Without the interpreter's finalization, which takes a millisecond.
+    # Skip the interpreter's finalization, which takes a millisecond.
     posix._exit(0)

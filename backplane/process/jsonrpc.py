@@ -1,4 +1,4 @@
-"""A JSON-RPC connection over two descriptors: our calls and their answers, and the requests of the peer.
+"""Runs a JSON-RPC connection over two descriptors: sends our calls, and answers the requests of the peer.
 
 The caller starts and ends the peer.
 """
@@ -30,32 +30,32 @@ from backplane.protocol.jsonrpc import (
 from backplane.protocol.lines import LINE_BYTES_MAX
 
 ASKED_MAX: Final = 256
-"""Requests of the peer that are open at once; more of them are refused."""
+"""Limit of the peer's open requests; further ones are refused."""
 
 ASKED_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Bytes of all open requests; a single longer one is accepted if no other is open."""
+"""Limit of the total bytes of open requests; a longer request is accepted if no other is open."""
 
 END_POLL_S: Final = 1.0
-"""Seconds between two looks for the end of the input; an idle connection costs nothing."""
+"""Seconds between two checks for the end of the input."""
 
 AnswerRequest = Callable[[Request], Awaitable[Json | RpcError]]
-"""Answers a request of the peer; an `RpcError` refuses it, and one that is `gone` sends no answer."""
+"""Answers a request of the peer. An `RpcError` refuses the request; with `gone`, no answer is sent."""
 Hear = Callable[[Notification], Awaitable[None]]
-"""Handles a notification. They come in order; nothing more is read meanwhile."""
+"""Handles a notification; the next message is read only after that."""
 Watch = Callable[[bytes, Received], Awaitable[None]]
-"""Takes every line and its message."""
+"""Receives every line and its message."""
 
 
 class Pipe:
-    """The connection; the caller closes its descriptors.
+    """A JSON-RPC connection over two descriptors, which the caller closes.
 
     Args:
         answer: answers requests, each in a task of its own.
         hear: handles notifications.
-        strict: answer a line that is no message with an error, as the protocol requires of a server.
+        strict: answer an invalid message with an error, as the protocol requires of a server.
         watch: called with every line and its message, before the message is handled.
-        rest_s: seconds to answer the open requests after the end of the input.
-        peer: reads and writes the messages (default: JSON-RPC 2.0, a line each).
+        rest_s: seconds left to answer open requests once the input has ended.
+        peer: encodes and decodes the messages (default: JSON-RPC 2.0, one message per line).
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Pipe:
         await self._ended.wait()
 
     async def run(self) -> None:
-        """Read to the end of the input; then every open call fails, and open requests have `rest_s` left."""
+        """Read until the input ends; then fail every open call, and cancel open requests after `rest_s`."""
         async with anyio.create_task_group() as whole:
             if self._rest_s:
                 whole.start_soon(self._watch_end, whole.cancel_scope)
@@ -104,7 +104,7 @@ class Pipe:
                 await self._take(line, tasks)
 
     async def _watch_end(self, whole: anyio.CancelScope) -> None:
-        """Look for the end of the input by polling: a peer that reads no answers keeps `_read` from reaching it."""
+        """Poll for the end of the input, because `_read` cannot reach it while the peer reads no answers."""
         poll = select.poll()
         poll.register(self._read_fd, 0)
         while not poll.poll(0):
@@ -161,13 +161,13 @@ class Pipe:
             await self._ends.write(self._peer.answer(asked.id, answer))
 
     def drop(self, id: Id) -> None:
-        """Cancel an open request of the peer; it gets no answer."""
+        """Cancel an open request of the peer without an answer."""
         scope = self._asked.get(id)
         if scope is not None:
             scope.cancel()
 
     async def call(self, method: str, params: Json, *, timeout_s: float | None) -> Response:
-        """Send a call and wait for its answer; its `fault` says if the peer has ended.
+        """Send a call and return its answer; the answer has a `fault` if the peer has ended.
 
         Raises:
             BackendError: `backend_timeout`, no answer came in time.

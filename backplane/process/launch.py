@@ -1,4 +1,4 @@
-"""A program to start, its sandbox, and the errors of a failed start."""
+"""Describes a program to start and its sandbox, and makes the errors of a failed start."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import msgspec
 from backplane.errors import BackendError
 
 READ_BYTES_MAX: Final = 64 * 1024
-"""Bytes of one read: the size of a pipe's buffer."""
+"""Maximum bytes of one read: the size of a pipe's buffer."""
 
 START_S_MAX: Final = 10.0
-"""Seconds until a guard must report that its host was started. 12 ms are usual; a loaded machine has needed 1 s."""
+"""Time limit in seconds for a guard to report its host's start: usually 12 ms, once 1 s on a loaded machine."""
 
 GUARD_WORKS: Final = sys.platform == "linux"
-"""True on systems with subreapers, pidfds and /proc, which a guard needs."""
+"""True on Linux, which has the subreapers, pidfds and /proc that a guard needs."""
 
 
 class StartCommand(msgspec.Struct, frozen=True):
-    """A program to start."""
+    """The command line, environment and folder of a program to start."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -31,18 +31,18 @@ class StartCommand(msgspec.Struct, frozen=True):
 
 
 class Cage(msgspec.Struct, frozen=True):
-    """The sandbox of a child, as its guard makes it; `sandbox.plan` plans it."""
+    """The sandbox that a guard makes for its child; `sandbox.plan` plans it."""
 
     wrapper: tuple[str, ...] = ()
-    """A program and its arguments that start the guard as the first process of a namespace; empty for none."""
+    """The command that starts the guard as the first process of a namespace; empty for none."""
     landlock: tuple[bytes, int, int, list[bytes], list[bytes]] | None = None
     """Arguments of `guard.confine`; None for no Landlock rules."""
     door: tuple[int, int] | None = None
-    """A socket over which the guard sends another one, which listens on this port of the namespace's loopback."""
+    """The socket over which the guard sends a listening socket, and the loopback port on which that one listens."""
     limits: tuple[tuple[int, int], ...] = ()
-    """Limits of each process: numbers of `resource`, and values for soft and hard."""
+    """Limits of each process: pairs of a `resource` number and a value, which is both the soft and the hard limit."""
     held: bool = False
-    """The guard waits for a word before it starts the program; its own start overlaps with the caller's work."""
+    """True to start the program only on command, so that the guard's own start overlaps with the caller's work."""
 
 
 NO_CAGE: Final = Cage()
@@ -55,7 +55,7 @@ def spawn_failed(command: StartCommand, fault: Exception) -> BackendError:
 
 
 def refused(command: StartCommand, where: bytes, number: int) -> BackendError:
-    """Return the error for a start that failed at this place with this errno."""
+    """Return the error for a start that failed at the step `where` with the errno `number`."""
     name = command.argv[0][:_NAME_CHARS_MAX] if command.argv else ""
     code = errno.errorcode.get(number, str(number))
     if where == b"cwd":
@@ -70,14 +70,14 @@ def refused(command: StartCommand, where: bytes, number: int) -> BackendError:
 
 
 _NAME_CHARS_MAX: Final = 200
-"""Characters of a program's name in an error."""
+"""Maximum length of a program's name in an error."""
 
 _PLACES: Final = {
     b"landlock": "could not be confined (landlock)",
     b"limits": "could not be confined (limits)",
     b"subreaper": "could not be guarded",
 }
-"""Places other than program and folder where a start can fail → words of the error."""
+"""Steps of a start that can fail, other than `exec` and `cwd` → words of the error."""
 
 _HINTS: Final = {
     errno.ENOENT: "check the name and PATH; if the file is there, the program named in its first line is not",

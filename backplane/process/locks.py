@@ -1,4 +1,4 @@
-"""Locks an open file; the lock lasts as long as the process that has it, at most."""
+"""Locks an open file, at most until the locking process ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import fcntl
 
 
 def try_lock(fd: int) -> bool:
-    """Lock a file until its descriptor is closed; return False at once if another process has it."""
+    """Lock a file until its descriptor is closed; return False at once if another process has locked it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -10,16 +10,16 @@ from backplane.process.launch import READ_BYTES_MAX
 
 
 class Pair:
-    """The two descriptors; the caller closes them."""
+    """A pair of descriptors, one to write and one to read; the caller closes both."""
 
     def __init__(self, write_fd: int, read_fd: int) -> None:
         self._write_fd, self._read_fd = write_fd, read_fd
         self._lock = anyio.Lock()
         self._rest = b""
-        """Bytes still to write of a line whose writer was cancelled."""
+        """The unwritten rest of a line whose writer was cancelled."""
 
     async def more(self) -> bytes:
-        """Return the next bytes; none once the other end has closed."""
+        """Return the next bytes; empty once the other end has closed."""
         try:
             while True:
                 try:
@@ -34,9 +34,9 @@ class Pair:
             return b""
 
     async def write(self, line: bytes) -> None:
-        """Write a whole line, or nothing of it. A reader that is gone is no error.
+        """Write a whole line, or nothing of it; ignore a reader that is gone.
 
-        Where the caller is cancelled in the middle of a line, the next line's writer writes the rest first.
+        If the caller is cancelled in the middle of a line, the next call writes the rest first.
         """
         try:
             async with self._lock:

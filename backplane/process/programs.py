@@ -1,6 +1,6 @@
-"""Runs the programs of tools and hosts, with limits of time and output, in a given environment.
+"""Runs programs for tools and hosts, with limits on time and output, in a given environment.
 
-A command line comes in, and its output goes out while it runs. The caller has checked that it may run.
+The output is passed on while the program runs. The caller has checked that the command is allowed.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from backplane.process.child import LADDER_STEP_S, Child, Exit, open_child
 from backplane.process.launch import READ_BYTES_MAX, StartCommand
 
 KEPT_BYTES_MAX: Final = 64 * 1024
-"""Bytes that are kept of an output's beginning, and as many of its end."""
+"""Number of bytes kept from an output's beginning, and as many from its end."""
 
 GRACE_S: Final = 2.0
-"""Seconds for a stopped program to end by itself, the short step included; a cancelled caller may have fewer."""
+"""Seconds for a stopped program to end by itself, `LADDER_STEP_S` included; a cancelled caller may allow fewer."""
 
 _GRACE_S_LEAST: Final = 0.1
 
 SIGN_OF_LIFE_S: Final = 30.0
-"""Seconds of silence after which `hear` gets an empty text: a control plane ends a run without any events."""
+"""Seconds of silence after which `hear` gets an empty text, because a control plane ends a run without events."""
 
 _LOOK_S: Final = 0.25
-"""Seconds between two looks for the end of a silent program; its descendants may keep its output open."""
+"""Seconds between two checks for the end of a silent program, whose descendants may keep its output open."""
 
 Hear = Callable[[str], Awaitable[None]]
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The end of a program and its output, both streams in the order of writing."""
+    """A program's exit and output; stdout and stderr are joined in the order of writing."""
 
     exit: Exit
     output: str
-    """The beginning and the end, `KEPT_BYTES_MAX` of each."""
+    """The output's beginning and end, up to `KEPT_BYTES_MAX` bytes of each."""
     timed_out: bool
 
 
 class _Output:
-    """The beginning and the end of an output."""
+    """Collects the beginning and the end of an output."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -81,12 +81,12 @@ async def run_program(
     hear: Hear = _ignore,
     grace_s: Callable[[], float] = lambda: GRACE_S,
 ) -> Outcome:
-    """Run a program to its end; when this returns or is cancelled, nothing of it is left.
+    """Run a program to its end; even if cancelled, leave none of its processes running.
 
     Args:
-        timeout_s: seconds after which it is stopped.
-        hear: called with the output while it runs, and with an empty text after each `SIGN_OF_LIFE_S` of silence.
-        grace_s: returns the seconds that stopping it may take.
+        timeout_s: seconds after which the program is stopped.
+        hear: called with each piece of output, and with an empty text after each `SIGN_OF_LIFE_S` of silence.
+        grace_s: returns the seconds that stopping the program may take.
 
     Raises:
         BackendError: `sidecar_spawn_failed`.
@@ -100,7 +100,7 @@ async def run_program(
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(feed, child, stdin)
                     await _follow(child, output, hear)
-                    # A process that it left running may keep its input open.
+                    # A process that the program left running may keep the input open.
                     tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
@@ -109,7 +109,7 @@ async def run_program(
 
 
 async def feed(child: Child, data: bytes) -> None:
-    """Write a program's whole input and close it; a program that ends before, or reads nothing, is no error."""
+    """Write a program's whole input and close it; ignore a program that ends before, or reads nothing."""
     left = memoryview(data)
     with suppress(OSError, anyio.ClosedResourceError):
         while left:
@@ -120,9 +120,9 @@ async def feed(child: Child, data: bytes) -> None:
 
 
 async def piece(child: Child) -> bytes | None:
-    """Return the next bytes of a program's output: none at the end, None if it was silent for a moment.
+    """Return the next bytes of a program's output; empty at the end, None after a moment of silence.
 
-    The end is that of the program itself; a process that it left running may keep the output open for ever.
+    The output ends with the program itself, because a process that it left running may keep the pipe open for ever.
     """
     ended = child.exit is not None
     with anyio.move_on_after(_LOOK_S):
@@ -143,5 +143,5 @@ async def _follow(child: Child, output: _Output, hear: Hear) -> None:
             heard_s = time.monotonic()
     if rest := decoder.decode(b"", final=True):
         await hear(rest)
-    while await child.wait(SIGN_OF_LIFE_S) is None:  # It closed its output and still runs.
+    while await child.wait(SIGN_OF_LIFE_S) is None:  # The program closed its output and still runs.
         await hear("")

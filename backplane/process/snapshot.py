@@ -1,6 +1,6 @@
-"""Lists the processes of a live run, from two reads of the process table. Linux only; elsewhere it lists none.
+"""Lists the processes of a live run, and which of them are busy; on systems other than Linux, the list is empty.
 
-A process that may not be inspected, such as another user's, shows less and is no error.
+A process that may not be inspected, such as another user's, is listed with fewer details.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from backplane.process.guard import START, STATE, ZOMBIE, descendants, look
 from backplane.process.table import Process
 
 Table = dict[int, tuple[int, int, int, int, int]]
-"""pid → the fields of `guard.look`."""
+"""The process table: pid → the fields that `guard.look` reads."""
 
 BETWEEN_S: Final = 0.05
-"""Seconds between the two looks: five ticks of the processor's clock."""
+"""Seconds between the two readings of processor time: five clock ticks."""
 
 PROCESSES_MAX: Final = 500
-"""Processes of one run that are inspected; a build has dozens."""
+"""Limit of inspected processes of one run; a build has dozens."""
 
 COMMAND_CHARS_MAX: Final = 160
-"""Characters kept of a command line."""
+"""Maximum length of a command line; the rest is cut off."""
 
 
 def snapshot(pid: int, start: int) -> tuple[Process, ...]:
     """Inspect a process and its descendants. Blocks for `BETWEEN_S`.
 
     Args:
-        start: its start time in clock ticks; a process with another start time has only the same number.
+        start: the process's start time in clock ticks, to recognize a reused pid; 0 to accept any.
 
     Returns:
-        It and its descendants, parents first; empty if it has ended.
+        The process and its descendants, in the order of their start; empty if the process has ended.
     """
     if sys.platform != "linux":
         return ()

@@ -26,7 +26,7 @@ def spawn(
     """Start a program in a session of its own.
 
     Args:
-        pass_fds: inherited by the program under the same numbers.
+        pass_fds: descriptors that the program inherits under the same numbers.
         named: the command that an error names (default: `command`).
 
     Raises:
@@ -59,7 +59,7 @@ def spawn_guard(
 ) -> subprocess.Popen[bytes]:
     """Start a guard, which starts the command.
 
-    The command travels in a file, so that its environment is not the guard's own.
+    The guard reads the command from a file, so that the command's environment does not become the guard's own.
 
     Args:
         line: the guard's end of the socket.
@@ -73,7 +73,7 @@ def spawn_guard(
         inside["landlock"] = cage.landlock
     extra: tuple[Any, ...] = ()
     if cage.wrapper:
-        # The wrapper lives as long as the guard, so it must hold none of the pipes, or their ends would not be seen.
+        # The wrapper lives as long as the guard, so it must not keep the host's stdin and stdout open.
         inside["stdio"] = stdio
         extra, stdio = stdio, (subprocess.DEVNULL, subprocess.DEVNULL, stdio[2])
     if cage.door is not None:
@@ -92,10 +92,10 @@ def spawn_guard(
 
 
 def _guard_file() -> str:
-    """Return the guard's compiled file, unless its source is newer: to compile it would make a start a third longer."""
+    """Return the guard's compiled file, unless its source is newer: compiling makes a start a third longer."""
     source, compiled = guard.__file__, str(getattr(guard, "__cached__", None))
     with suppress(OSError):
-        # A file that another user compiled may be closed to us.
+        # We may not be allowed to read a file that another user compiled.
         if os.stat(compiled).st_mtime_ns >= os.stat(source).st_mtime_ns and os.access(compiled, os.R_OK):
             return compiled
     return source
@@ -104,7 +104,7 @@ def _guard_file() -> str:
 def _order_file() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("order"), "wb")
-    import tempfile  # For a Python that was compiled on an old system; others need not load it.
+    import tempfile  # Only a Python compiled on an old system needs it.
 
     return tempfile.TemporaryFile()
 
@@ -117,12 +117,12 @@ def _order_bytes(command: StartCommand, pass_fds: tuple[int, ...], inside: dict[
 
 
 def loader_env() -> dict[str, str]:
-    """Return the variables that our own interpreter may need to find its library, and nothing of the command's."""
+    """Return the variables that our own interpreter may need to find its shared library, and no others."""
     return {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
 
 
 def reap(program: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Wait for the end of a program, at most this long; return True if it has ended."""
+    """Wait up to `timeout_s` for a program to end; return True if it has ended."""
     with suppress(subprocess.TimeoutExpired):
         program.wait(timeout_s)
     return program.returncode is not None

@@ -1,4 +1,4 @@
-"""One process of a live run, as the system shows it. Only the shape; `process.snapshot` looks."""
+"""Defines the record of one process of a live run; `process.snapshot` fills it in."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
     pid: int
     command: str
-    """Its command line, cut."""
+    """The command line, shortened."""
     started_ms: int
-    """Its start time in milliseconds since 1970."""
+    """The start time in milliseconds since 1970."""
     is_busy: bool = False
-    """It used the processor between the two looks."""
+    """True if the process used the processor while we inspected it."""

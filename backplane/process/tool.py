@@ -1,4 +1,4 @@
-"""Runs a short program to its end in a worker thread: its input, its output, its limits."""
+"""Runs a short program to its end, with input, output and limits; blocks, and so is called in a worker thread."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ from backplane.process.launch import READ_BYTES_MAX, StartCommand, spawn_failed
 from backplane.process.spawn import kill_group, reap, spawn
 
 TOOL_S_MAX: Final = 120.0
-"""Seconds for one tool (default); a `git diff` of a large tree takes less, a hung network mount does not."""
+"""Default time limit of a tool in seconds; a `git diff` of a large tree takes less, a hung network mount more."""
 
 TOOL_OUTPUT_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Bytes of a tool's stdout (default); `TOOL_STDERR_BYTES_MAX` limits its stderr."""
+"""Default limit of a tool's stdout in bytes; `TOOL_STDERR_BYTES_MAX` limits its stderr."""
 
 TOOL_STDERR_BYTES_MAX: Final = 64 * 1024
-"""Bytes that are kept of a tool's stderr, which is for people only; the rest is read and dropped."""
+"""Number of bytes kept of a tool's stderr, which only people read; the rest is read and dropped."""
 
 _PIPES: Final = (subprocess.PIPE,) * 3
 
 _WANTED_LOOK_S: Final = 0.05
-"""Seconds between two calls of `stopped` while a tool is silent."""
+"""Seconds between two calls of `stopped`."""
 
 _REST_READS_MAX: Final = 32
-"""Reads after the end: twice the 1 MiB that a pipe holds if somebody enlarged it."""
+"""Limit of reads after the tool's end: enough for twice the 1 MiB to which a pipe can be enlarged."""
 
 _END_S_MAX: Final = 5.0
 """Seconds for SIGKILL to take effect. Only uninterruptible sleep, which no signal ends, takes longer."""
 
 _GROUP_WAIT_S: Final = 0.2
-"""Seconds for the rest of a killed group to disappear; dead orphans stay visible where no process reaps them."""
+"""Seconds for the rest of a killed group to disappear; dead orphans stay visible if no process reaps them."""
 
 _LOOK_S: Final = 0.001
-"""Seconds between two looks for that."""
+"""Seconds between two checks whether a killed group has disappeared."""
 
 
 class Finished(msgspec.Struct, frozen=True):
     """The result of a tool."""
 
     code: int
-    """Exit code, or minus the signal that ended it."""
+    """The exit code, or the negated number of the signal that ended the tool."""
     stdout: bytes
-    """Empty if it was written to a file."""
+    """The output; empty if it was written to a file."""
     stderr: bytes
     """The first 64 KiB."""
 
 
 def search_path(environ: Mapping[str, str]) -> str:
-    """Return PATH without its relative entries, never empty: the folders in which our own tools are searched.
+    """Return the folders to search for our own tools: the absolute entries of PATH, or else the system's default.
 
-    The current folder may be another person's, with a `git` of theirs; and exec reads an empty PATH as that folder.
+    A relative entry or an empty PATH leads to the current folder, which may contain another person's `git`.
     """
     parts = environ.get("PATH", "").split(os.pathsep)
     return os.pathsep.join(part for part in parts if os.path.isabs(part)) or os.defpath
@@ -80,18 +80,18 @@ def run_tool(
 ) -> Finished:
     """Run a short program to its end. Blocks, so call it in a worker thread.
 
-    It has a session of its own, which is killed at the end.
+    The tool runs in a session of its own, and its process group is killed at the end.
 
     Args:
         env: the whole environment.
-        stdin: its input.
+        stdin: the tool's input.
         output_bytes_max: limit of stdout, in memory or in the file `stdout_path` (made with mode 0600).
-        stopped: called again and again; true kills the tool.
+        stopped: called repeatedly; True kills the tool.
         tied: the kernel kills the tool if this process is killed.
 
     Raises:
         BackendError: `sidecar_spawn_failed` (with the errno's name), `backend_timeout`,
-            `execution_tool_failed` if it writes more than `output_bytes_max`, or was stopped.
+            `execution_tool_failed` if the tool writes more than `output_bytes_max`, or was stopped.
         OSError: the file cannot be opened or written.
     """
     command = StartCommand(tuple(argv), dict(env), cwd)
@@ -117,25 +117,25 @@ def run_tool(
             if now_s >= deadline_s:
                 raise BackendError("backend_timeout", f"'{argv[0]}' did not end within {timeout_s:g} s")
             talk.step(min(deadline_s, look_s) - now_s)
-        # A process that still holds the pipes is a leftover of the tool, whose own output is in them already.
+        # Only processes that the tool left behind can still write; the tool's own output is already in the pipes.
         kill_group(tool)
         talk.rest()
-    # Leaving the stack has reaped it, so its code is known.
+    # Leaving the stack has reaped the tool, so its exit code is known.
     return Finished(tool.returncode, bytes(talk.stdout), bytes(talk.stderr))
 
 
 def _spawn_tied(command: StartCommand, opened: ExitStack) -> subprocess.Popen[bytes]:
-    """Start a tool that the kernel kills with us; if we are killed in the moment before it is tied, it goes on.
+    """Start a tool that the kernel kills with us, unless we are killed before the `fcntl` calls below.
 
-    `PR_SET_PDEATHSIG` would have to be set between fork and exec, where Python cannot run safely beside other
-    threads, and it follows the thread that forked. So the tool inherits the reading end of a pipe, and the kernel
-    signals its group when the last writing end, ours, is closed.
+    `PR_SET_PDEATHSIG` does not fit: it has to be set between fork and exec, where Python cannot run safely beside
+    other threads, and it acts at the end of the forking thread. So the tool inherits the reading end of a pipe, and
+    the kernel signals the tool's group when the last writing end, ours, is closed.
     """
     reader, writer = os.pipe()
     opened.callback(os.close, writer)
     try:
         tool = spawn(command, _PIPES, (reader,))
-        with suppress(OSError):  # It may have ended already.
+        with suppress(OSError):  # The tool may have ended already.
             fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)
             fcntl.fcntl(reader, fcntl.F_SETOWN, -tool.pid)
             fcntl.fcntl(reader, fcntl.F_SETFL, os.O_ASYNC)
@@ -145,10 +145,10 @@ def _spawn_tied(command: StartCommand, opened: ExitStack) -> subprocess.Popen[by
 
 
 class _Talk:
-    """The three pipes of a tool, which are read and written until they close, and its end.
+    """Reads and writes the three pipes of a tool, and notices its end.
 
     Args:
-        end: its pidfd.
+        end: the tool's pidfd.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class _Talk:
         self.stdout = bytearray()
         self.stderr = bytearray()
         self.has_ended = False
-        """The tool is not reaped then, so its group is still its own."""
+        """True once the tool has ended; it is not reaped yet, so no other group can have its number."""
         self._tool = tool
         self._name = name
         self._take = sink or self.stdout.extend
@@ -178,7 +178,7 @@ class _Talk:
         self._pipes.register(end, selectors.EVENT_READ)
 
     def step(self, wait_s: float) -> bool:
-        """Read and write what is ready; False if nothing was."""
+        """Read and write the pipes that are ready; return False if none was."""
         ready = self._pipes.select(wait_s)
         for key, _ in ready:
             if key.data is None:
@@ -191,7 +191,7 @@ class _Talk:
         return bool(ready)
 
     def rest(self) -> None:
-        """Read the bytes in the pipes, but no more: a process that left the group may write for ever."""
+        """Read the bytes left in the pipes, up to a limit: a process that left the group may write for ever."""
         for _ in range(_REST_READS_MAX):
             if not self._pipes.get_map() or not self.step(0):
                 return
