@@ -1,12 +1,12 @@
 """Run any coding agent through one contract: a work order in, events and one sealed receipt out.
 
-A module is loaded when a name of it is used, so that a short command starts at once.
+A module is loaded when one of its names is first used, so that a short command starts fast.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
-"""Not imported from `typing`, which takes longer to load than everything else before the first line of a command."""
+"""Defined here, because loading `typing` takes longer than everything else before the first line of a command."""
 
 if TYPE_CHECKING:
     from typing import Any, Final
@@ -85,7 +85,7 @@ _NAMES: Final[dict[str, str]] = {
     "runtime.run": "Run",
     "scale.queue": "Queue",
 }
-"""Module → its public names; the imports above say the same to a type checker."""
+"""Modules → their public names; the imports above declare the same names for a type checker."""
 _MODULES: Final = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_MODULES)

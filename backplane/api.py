@@ -1,6 +1,6 @@
 """Runs orders from Python in a few lines: `start` streams events, `run` blocks, `TaskRouter` asks the router.
 
-The first two make the settings, a control plane and the backend of a name. Use `ControlPlane` for many runs.
+`start` and `run` load the settings, make a control plane and find the backend. Use `ControlPlane` for many runs.
 """
 
 from __future__ import annotations
@@ -71,32 +71,32 @@ def start(
 async def start(order: WorkOrder | str, **given: Any) -> AsyncIterator[Run[Any]]:
     """Run one order: iterate over the run for its events, then read `run.receipt`.
 
-    Leaving the block early cancels the run in order, and no process of it stays.
+    Leaving the block early cancels the run, which ends in order and leaves no process.
 
     Args:
         order: a work order, or just the task. Keyword arguments replace its members.
 
     Keyword Args:
-        backend: a name, or a backend of your own; None takes the configured default, else the router's choice. If that
-            fails, `run` takes the next choice; `start` makes one attempt.
+        backend: a name, or a backend of your own; None takes the configured default, else the router's choice. If this
+            choice fails, `run` takes the next one; `start` makes one attempt.
         root: the folder to work on; `~` is the home folder.
         model: the model that the agent asks; None takes the backend's own choice.
         policy: a profile, the name of a shipped one, or the path of a file; None takes the configured one.
         lane: `patch_first` leaves the original unchanged until `apply`; `workspace_first` applies the patch at the end.
-        max_turns: answers of the model that the agent may use.
-        max_budget_usd: US dollars that the agent may spend.
+        max_turns: maximum number of the model's answers.
+        max_budget_usd: maximum cost of the agent in US dollars.
         output: the shape of the answer, `run.value`: a msgspec struct, dataclass, TypedDict, pydantic model, or a
             JSON Schema.
-        on_ask: decides calls that the policy leaves open, a plain or `async` function from `Approval` to `Decision`.
+        on_ask: plain or `async` function from `Approval` to `Decision`, for calls that the policy leaves open.
         hooks: called before or after tools run, in addition to those of the configuration and the order.
-        tools: functions of yours that the agent may call, under the policy: their annotations are the schema, their
-            docstrings the description. For hosts that take MCP servers; the others refuse the order. A plain function
-            is called in a thread of its own, an `async` one in the loop of the run.
-        timeout: seconds for the whole run; replaces `run_s` of the limits.
-        limits: replace those of the backend and of the settings.
+        tools: your functions that the agent may call, under the policy: their annotations become the schema, their
+            docstrings the description. A host that takes no MCP servers refuses the order. A plain function is called
+            in its own thread, an `async` one in the loop of the run.
+        timeout: maximum seconds for the whole run; replaces `run_s` of the limits.
+        limits: limits that replace those of the backend and of the settings.
         type: wish for the router, see `RouteOptions`; so are `preference`, `priority`, `strategy`,
             `max_cost_usd_micros`, `max_latency_ms`, `allow_unknown`, `input_tokens`, `output_tokens` and `seed`.
-        settings: None loads the configuration, like the command line.
+        settings: settings to use; None loads the configuration, like the command line.
         home: the state folder; None takes the usual one.
 
     Raises:
@@ -120,7 +120,7 @@ def run(
 def run(order: WorkOrder | str, *, on_event: OnEvent | None = None, **given: Any) -> Run[Any]:
     """Run one order to its end and return the run.
 
-    Inside a running event loop, as in a notebook, the run has a thread with a loop of its own.
+    Inside a running event loop, as in a notebook, the run gets its own thread with its own loop.
 
     Args:
         order: a work order, or just the task. Keyword arguments replace its members.
@@ -132,7 +132,7 @@ def run(order: WorkOrder | str, *, on_event: OnEvent | None = None, **given: Any
             `input_tokens`, `output_tokens`, `seed`.
 
     Raises:
-        ConfigError, PolicyError, BackendError, CapabilityError: like `start`; `run.error` has a run's error.
+        ConfigError, PolicyError, BackendError, CapabilityError: like `start`; the run's own error is `run.error`.
     """
     require_type(on_event, Callable | None, "`on_event`", "a function from an event")
     whole = functools.partial(_run, order, on_event, given)
@@ -143,7 +143,7 @@ def run(order: WorkOrder | str, *, on_event: OnEvent | None = None, **given: Any
         try:
             return ended.result()
         except BaseException:
-            ended.cancel()  # Ctrl-C is raised in this thread: the run ends in order before the portal.
+            ended.cancel()  # Ctrl-C is raised in this thread; the run must end in order before the portal closes.
             raise
 
 
@@ -151,8 +151,8 @@ def run(order: WorkOrder | str, *, on_event: OnEvent | None = None, **given: Any
 def _interruptible() -> Iterator[None]:
     """Have Ctrl-C raise KeyboardInterrupt in the main thread while it waits inside asyncio's loop.
 
-    A handler of asyncio only notifies the loop, which cannot continue before this thread does. A program's own handler
-    stays.
+    A handler of asyncio only notifies the loop, which cannot continue before this thread does. Any other handler of
+    the program is left in place.
     """
     before = signal.getsignal(signal.SIGINT)
     module = getattr(getattr(before, "func", before), "__module__", None) or ""
@@ -180,7 +180,7 @@ async def _run(order: WorkOrder | str, on_event: OnEvent | None, given: dict[str
 
 
 class Attempting:
-    """One order and its runs: one run if its backend is named, else one for each choice of the router."""
+    """Makes the runs of one order: one run if its backend is named, else a run for each choice of the router."""
 
     def __init__(
         self, plane: ControlPlane, attempts: Attempts | None, begun: Callable[..., AbstractAsyncContextManager[Run]]
@@ -223,7 +223,7 @@ async def attempting(order: WorkOrder | str, **given: Any) -> AsyncIterator[Atte
 async def _attempting_on(
     plane: ControlPlane, order: WorkOrder | str, given: dict[str, Any], router: TaskRouter | None = None
 ) -> AsyncIterator[Attempting]:
-    """Prepare the runs of one order on a control plane; a router chooses whatever the order or a default names."""
+    """Prepare the runs of one order on a control plane; a given router chooses even if a backend is named."""
     options: Any = {name: value for name, value in given.items() if name in OPTIONS}
     hooks = options.get("hooks", ())
     check_callbacks(options.get("on_ask"), hooks)
@@ -240,10 +240,10 @@ async def _attempting_on(
 
 
 class TaskRouter:
-    """Runs orders on the backends that the router chooses; if one fails, the next is tried, as `run` does.
+    """Runs orders on the backends that the router chooses; if a backend fails, the next is tried, as by `run`.
 
     Args:
-        plane: has the configuration with the backends, and the receipts that are measured.
+        plane: provides the configured backends, and the receipts from which they are measured.
         strategy: a name, or a function from the task and the eligible options to the index of one; None takes the
             order's own strategy, else the configured one.
 
@@ -259,7 +259,7 @@ class TaskRouter:
         self.strategy = read_strategy(strategy) if isinstance(strategy, str) else strategy
 
     def select_provider(self, task: TaskDescriptor) -> RoutingDecision:
-        """Choose a backend and start nothing. Blocks.
+        """Choose a backend without starting it. Blocks.
 
         Raises:
             CapabilityError: `capability_unsupported`, no backend is eligible.
@@ -298,7 +298,7 @@ class TaskRouter:
     async def create_session_for_task(
         self, task: TaskDescriptor, config: SessionConfig | None = None
     ) -> tuple[Session, Provider]:
-        """Begin a conversation with the backend that is chosen for a task; the caller closes the session.
+        """Choose a backend for a task and begin a conversation with it; the caller must close the session.
 
         Raises:
             BackplaneError: as `select_provider` and `Provider.create_session`.

@@ -1,6 +1,6 @@
 """Finds the files that travel with the package: hosts, schemas and contracts.
 
-In a checkout they are beside the package, in an installed copy inside it.
+In a checkout, these files are beside the package; in an installed copy, they are inside it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ KINDS: Final[tuple[Kind, ...]] = ("hosts", "schemas", "contracts")
 
 PACKAGE: Final = Path(__file__).resolve().parent
 _PLACES: Final = (PACKAGE / "_share", PACKAGE.parent)
-"""Folders that are searched, the wheel's first: a folder `hosts` beside an installed package is not ours."""
+"""Folders to search, the wheel's own first: a folder `hosts` beside an installed package is another package's."""
 
 
 def find(kind: Kind) -> Path:
@@ -35,6 +35,6 @@ def find(kind: Kind) -> Path:
 
 
 def folders() -> list[Path]:
-    """Return all of these folders that exist."""
+    """Return the existing folder of each kind."""
     candidates = ((place / kind for place in _PLACES) for kind in KINDS)
     return [found for places in candidates if (found := next(filter(Path.is_dir, places), None)) is not None]

@@ -1,6 +1,6 @@
-"""The call of one hook: starts a program or calls a function, and reads its decision.
+"""Calls one hook: starts a program or calls a function, and reads its decision.
 
-`hooks` chooses the hooks of an ask, and applies their decisions.
+`hooks` chooses the hooks for an ask and applies their decisions.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from backplane.protocol.lines import strict
 from backplane.redact.secrets import Redactor
 
 TIMEOUT_MS_MAX: Final = 240_000
-"""Longest time of one hook: under the 300 s after which a host on our kit gives up its ask."""
+"""Maximum time limit of a hook: less than the 300 s after which a host on `backplane.host` gives up its ask."""
 
 ANSWER_BYTES_MAX: Final = 1024 * 1024
-"""Longest answer of a command: a changed tool input with a whole file in it is well below."""
+"""Maximum size of a command's answer: a changed tool input with a whole file in it is much smaller."""
 
 REASON_CHARS_MAX: Final = 2000
-"""Longest reason of a command that denies: an agent reads it, and the receipt has it."""
+"""Maximum length of a command's reason: an agent reads it, and the receipt has it."""
 
 DENIED: Final = 2
-"""Exit code that denies without JSON; stderr says why."""
+"""Exit code of a command that denies without JSON; its stderr is the reason."""
 
 _as_lines: Final = msgspec.json.Encoder().encode_lines
 
 
 class HookFailed(Exception):
-    """A hook failed: it gave no valid answer, or none in time."""
+    """Raised if a hook fails: it gave no valid answer, or none in time."""
 
 
 class HookCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ async def put(
     """Ask a command or function. Raises HookFailed: it gives no valid answer, or none in time.
 
     Args:
-        redactor: removes secrets from texts before they are cut: half a secret would not be found later.
+        redactor: removes secrets from texts before they are cut, as half a secret would not be found later.
     """
     asked = _function(run, call, redactor) if callable(run) else ask_command(run, call, environ, redactor)
     return await in_time(asked, timeout_ms)
@@ -106,10 +106,10 @@ async def _function(function: Callable[[HookCall], Any], call: HookCall, redacto
 
 
 async def call_function(function: Callable[..., Any], *given: object, **members: object) -> Any:
-    """Call a function of the caller's, plain or `async`; a plain one runs in a thread, because it may block.
+    """Call the caller's function, plain or `async`; a plain one runs in a thread, because it may block.
 
     Raises:
-        RuntimeError: a task that the function waited for was cancelled, and not this call.
+        RuntimeError: a task that the function waited for was cancelled, but this call was not.
     """
     try:
         if inspect.iscoroutinefunction(function):
@@ -125,8 +125,8 @@ async def call_function(function: Callable[..., Any], *given: object, **members:
 
 
 def _is_its_own(error: BaseException) -> bool:
-    """Return True if a cancellation arose in the caller's function; passed on, it would end the run's other tasks."""
-    import asyncio  # Needed only for an exception that is no Exception.
+    """Return True if the caller's function caused a cancellation, which would end the run's tasks if raised further."""
+    import asyncio  # Needed only for an exception outside `Exception`.
 
     if not isinstance(error, asyncio.CancelledError | anyio.get_cancelled_exc_class()):
         return False
@@ -135,21 +135,21 @@ def _is_its_own(error: BaseException) -> bool:
 
 
 def log_raised(role: str, function: Callable[..., Any], error: Exception, redactor: Redactor) -> str:
-    """Log the exception of a function of the caller's, with its traceback; return it in one line."""
+    """Log the exception of the caller's function with its traceback, and return the exception in one line."""
     import logging  # Needed only for a function that raises.
 
     fact = f"{type(error).__name__}: {redactor.text(_said(error))[0][:200]}"
     name = getattr(function, "__qualname__", type(function).__name__)
-    # The caller's own code, whose author has no other way to find the line.
+    # With the traceback: the function's author has no other way to find the line that raised.
     logging.getLogger("backplane").error("the %s %s raised %s", role, name, fact, exc_info=error)
     return fact
 
 
 def _said(value: object) -> str:
-    """Return the text of a value of the caller's, whose `__str__` may raise."""
+    """Return the text of a value from the caller, whose `__str__` may raise."""
     try:
         return str(value)
-    except Exception as error:  # The caller's own code, here too.
+    except Exception as error:  # `__str__` is the caller's code too.
         return f"no words, as its __str__ raises {type(error).__name__}"
 
 

@@ -1,7 +1,7 @@
-"""Hooks: the user's commands and functions, which are asked before a tool runs and after it.
+"""Asks hooks, which are commands and functions of the user, before a tool runs and after it.
 
 A hook allows, denies or changes an ask. Hooks only make a run stricter: the policy decides before them, and again about
-what they change. `approvals` decides whether hooks are asked, and `hook_calls` asks one hook.
+their changes. `approvals` decides whether hooks are asked, and `hook_calls` calls one hook.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from backplane.runtime import hook_calls
 from backplane.runtime.hook_calls import HookCall
 
 HOOKS_MAX: Final = 32
-"""Hooks of one run: each tool call may wait for them all, one after the other."""
+"""Maximum number of hooks of a run: each tool call may wait for them all, one after the other."""
 
 DECISIONS_MAX: Final = 1000
-"""Decisions listed in a receipt; all are counted."""
+"""Maximum number of decisions listed in a receipt; all are counted."""
 
 DECISIONS_CHARS_MAX: Final = 1024 * 1024
-"""Length of all these decisions, ids, names and reasons together; usual ones take a tenth of it."""
+"""Maximum length of these decisions with their ids, names and reasons; usual ones take a tenth of it."""
 
 TOOLS_MAX: Final = 1000
-"""Names of tools that are counted apart; agents have dozens."""
+"""Maximum number of tool names that are counted separately; agents have dozens of tools."""
 
 HookEvent = Literal["pre_tool", "post_tool"]
 CAPABILITY: Final[dict[HookEvent, str]] = {"pre_tool": "hooks_pre_tool_use", "post_tool": "hooks_post_tool_use"}
 
 _EVENT_OF: Final[dict[str, HookEvent]] = {"tool": "pre_tool", "patch": "pre_tool", "result": "post_tool"}
-"""Kind of ask → event of the hooks that are asked."""
+"""Kinds of asks → events of the hooks that are asked."""
 
 PutAbove = Callable[[wire.Ask], Awaitable[Decision]]
 Reread = Callable[[wire.Ask, Decision], Decision]
-"""Returns a decision as the host will read it. Raises ProtocolError: no line can hold it."""
+"""Returns a decision as the host will read it. Raises ProtocolError: it cannot be sent."""
 
 
 class Hook(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class Hook(msgspec.Struct, frozen=True):
             "allow"; None asks the callback or client that answers this run's asks.
         tools: Globs for the names of tools, both the agent's and the neutral ones.
         name: Name in the receipt; empty takes the program's or the function's name.
-        timeout_ms: Time for its answer, in milliseconds.
+        timeout_ms: Time limit for the answer, in milliseconds.
         on_failure: Decision that counts if the hook fails, is late, or was not asked.
 
     Raises:
@@ -111,7 +111,7 @@ class Hook(msgspec.Struct, frozen=True):
 _TYPES: Final = {
     name: kind for name, kind in get_type_hints(HookSettings).items() if name in ("tools", "name", "on_failure")
 } | {"timeout_ms": int}
-"""Types that a hook's members are converted to; a program may give any value."""
+"""Types to which a hook's members are converted, because a program may give any value."""
 
 
 def _words(command: str) -> tuple[str, ...]:
@@ -137,18 +137,18 @@ def _invalid(fact: str, hint: str | None = _SCHEMA) -> ConfigError:
 
 
 def configured(rows: Iterable[HookSettings]) -> tuple[Hook, ...]:
-    """Return the hooks of a configuration."""
+    """Return the hooks for the rows of a configuration."""
     return tuple(Hook(row.event, row.command, row.tools, row.name, row.timeout_ms, row.on_failure) for row in rows)
 
 
 def from_command(event: HookEvent, command: str, cwd: Path) -> Hook:
-    """Return a hook for all tools with this command; paths in it count from `cwd`."""
+    """Return a hook that asks a command about all tools; paths in the command are relative to `cwd`."""
     words = _words(command)
     return Hook(event, absolute_command(words, cwd) if words else words)
 
 
 def taken(order: WorkOrder) -> tuple[WorkOrder, tuple[Hook, ...]]:
-    """Take the hooks with commands out of an order (`config.vendor.abp.hooks`), for a door whose caller may start them.
+    """Return an order without its hooks that have commands, and these hooks; for senders that may start programs.
 
     Raises:
         ConfigError: `config_invalid`.
@@ -160,10 +160,10 @@ def taken(order: WorkOrder) -> tuple[WorkOrder, tuple[Hook, ...]]:
 
 
 def above(asked: Json) -> tuple[Hook, ...]:
-    """Return the hooks of an order that its sender decides: `{event, tools, above: true}`.
+    """Return the hooks of an order that its sender answers: `{event, tools, above: true}`.
 
     Raises:
-        ConfigError: `config_invalid`; also for a command, because the sender of a line may start no programs.
+        ConfigError: `config_invalid`; also for a command, because the sender of this order may start no programs.
     """
     return _read(asked, _without_command)
 
@@ -194,7 +194,7 @@ def _without_command(row: dict[str, Json]) -> Hook:
 
 
 def below(order: WorkOrder, hooks: Sequence[Hook]) -> WorkOrder:
-    """Return the order as a host gets it: it names the tools to ask about, and no commands."""
+    """Return the order for a host: with the tools to ask about, and without the hooks' commands."""
     rows: list[Json] = []
     for event in CAPABILITY:
         tools = sorted({glob for hook in hooks if hook.event == event for glob in hook.tools})
@@ -210,14 +210,14 @@ class Heard(msgspec.Struct, frozen=True):
     decision: Decision | None = None
     """A denial; None if no hook denies."""
     changed_by: str = ""
-    """The last hook that changed the ask; empty for none."""
+    """Name of the last hook that changed the ask; empty if no hook did."""
 
 
 class Hooks:
-    """The hooks of one run, and their decisions.
+    """Asks the hooks of one run, and records their decisions.
 
     Args:
-        put_above: answers for hooks without a command or function; None if the caller answers no asks.
+        put_above: asks the order's sender for hooks without a command or function; None if the sender answers no asks.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Hooks:
     ) -> None:
         if len(hooks) > HOOKS_MAX:
             raise _invalid(f"{len(hooks)} hooks; {HOOKS_MAX} are the most", "join some of them in one program")
-        # The sender is asked first: a call that an inner hook denies before would count there as not asked about.
+        # The sender is asked first, or it would count a call that a hook here denies as one it was not asked about.
         self.all = tuple(sorted(hooks, key=lambda hook: hook.run is not None))
         self._globs: list[Globs] = [compile_globs(hook.tools) for hook in self.all]
         self._run_id = run_id
@@ -260,7 +260,7 @@ class Hooks:
         event = _EVENT_OF.get(ask.kind)
         if event is None:
             return ()
-        # An ask that the policy leaves open goes to the sender of the order in any case.
+        # The sender is asked anyway if the policy leaves an ask open, so its hooks are left out then.
         return tuple(hook for hook in self._matching(event, _tool(ask)) if decided is not None or hook.run is not None)
 
     def _matching(self, event: HookEvent, tool: str) -> tuple[Hook, ...]:
@@ -275,7 +275,7 @@ class Hooks:
         """Ask the hooks, one after the other, until one denies.
 
         Args:
-            reread: returns a decision as the host will read it; one that it refuses is a failure of the hook.
+            reread: returns a decision as the host will read it; if it raises, the hook has failed.
         """
         changed_by = ""
         for hook in hooks:
@@ -326,10 +326,10 @@ class Hooks:
             self._decisions.append({name: value for name, value in row.items() if value or name != "reason"})
 
     def look(self, event: AgentEvent, call: CallRecord | None) -> PolicyError | None:
-        """Compare an event with the questions before it; return an error if a required hook was not asked.
+        """Check whether the hooks for a tool result were asked; return an error if a required hook was not.
 
         Args:
-            call: the call of a result; None if the host has neither asked about it nor reported it.
+            call: the tool call of the result; None if the host neither asked about the call nor reported it.
         """
         if not isinstance(event, ToolResult) or event.is_error:
             return None
@@ -373,12 +373,12 @@ def _tool(ask: wire.Ask) -> str:
 def _matches(globs: Globs, name: str) -> bool:
     try:
         return globs.matches(name) is not None
-    except PolicyError:  # A name that is too long to be decided matches.
+    except PolicyError:  # A name that is too long for the globs counts as a match.
         return True
 
 
 def _changed(ask: wire.Ask, decision: Decision) -> wire.Ask:
     if ask.kind == "result":
         return msgspec.structs.replace(ask, output=decision.text)
-    # The command was read from the old input.
+    # The command is dropped, as it was read from the old input.
     return msgspec.structs.replace(ask, input=decision.input, command=UNSET)

@@ -1,7 +1,7 @@
-"""The place of one run: its journal, its workspace, and what its host is started in.
+"""Prepares one run: its journal, its workspace, and the folders and sandbox of its host.
 
-An order and a backend come in; an open link and a workspace come out. What is said on the link and how the run ends
-are the affair of `runtime.drive`.
+An order and a backend come in; an open connection and a workspace come out. `runtime.drive` exchanges the messages and
+ends the run.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ if TYPE_CHECKING:
     from backplane.workspace import Workspace
 
 CAUSE_S: Final = 1.0
-"""Seconds for the copy to fail once the sandbox around it has failed; milliseconds are usual."""
+"""Seconds to wait for the copy's own error once the sandbox around it has failed; it usually takes milliseconds."""
 
 _ISOLATION_OFF: Final = ("isolation is off", "leave it on where bubblewrap is installed")
-"""A shortfall, as `Contained` has it: why, and the next step."""
+"""The shortfall of a run without isolation, as in `Contained`: the reason and the next step."""
 
 
 def quota_of(limits: Limits) -> Quota:
-    """Return how large a workspace may be."""
+    """Return the size limits of a workspace."""
     return Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
 
 
 class RunPlace:
-    """The place of one run.
+    """Makes the journal, workspace and host of one run, and removes the host's folders.
 
     Attributes:
-        journal: None until the host is about to be started.
-        setup: what the host is started in; None until then, and for a host on another machine.
-        hidden_servers: MCP servers with a file that the sandbox hides from the agent: name → the file.
-        on_spent: called when the model's service has counted more for this run.
+        journal: the run's journal; None until the host is about to be started.
+        setup: the host's command, sandbox and folders; None until then, and for a host on another machine.
+        hidden_servers: names of MCP servers → the file of each that the sandbox hides from the agent.
+        on_spent: called after each counted answer of the model's service.
 
     Args:
-        ended: returns True if the copy that is being made is to be abandoned; called in any thread.
+        ended: returns True once the copy in progress is to be abandoned; called in any thread.
     """
 
     def __init__(self, facts: RunState, limits: Limits, start: HostStart, ended: Callable[[], bool]) -> None:
@@ -68,20 +68,20 @@ class RunPlace:
         self.hidden_servers: Mapping[str, str] = {}
         self.on_spent: Callable[[], None] | None = None
         self._unused: HostSetup | None = None
-        """The setup of this run, where it took a host that waited."""
+        """The setup that was planned for this run, if the run took a waiting host with its own."""
         self._making: LoopTask | None = None
         self._staged, self._made = anyio.Event(), anyio.Event()
         self._workspace: Workspace | None = None
         self._error: BackplaneError | None = None
-        """Why there is no workspace, or no store."""
+        """The error of making the workspace or opening the store."""
 
     @asynccontextmanager
     async def open_host(self, mode: Mode | None, warm: WarmHosts | None) -> AsyncIterator[Link]:
-        """Start the host, or take one that waits, for the time of the block; the workspace is made meanwhile.
+        """Start the host or take a waiting one, and end it after the block; the workspace is made meanwhile.
 
         Args:
-            mode: how the workspace is made; None if it is on another machine.
-            warm: hosts that wait for an order; None for none.
+            mode: how to make the workspace; None if it is on another machine.
+            warm: hosts that wait for an order; None always starts a host.
 
         Raises:
             BackplaneError: the host cannot be started, or its workspace cannot be made.
@@ -93,13 +93,13 @@ class RunPlace:
         try:
             async with opening as link:
                 was_opened = True
-                if link.pid != os.getpid():  # A function of this process has none of its own.
+                if link.pid != os.getpid():  # A function of this process has no pid of its own.
                     self.journal.note(host_fact(link.pid, link.start))
                 yield link
         except BackplaneError as error:
             if was_opened:
                 raise
-            # If the copy cannot be made, the sandbox around it may fail first.
+            # The sandbox may fail before the copy inside it does, whose error is the cause.
             with anyio.move_on_after(CAUSE_S):
                 await self._made.wait()
             if self._error is not None:
@@ -109,9 +109,9 @@ class RunPlace:
     async def _find_way(self, mode: Mode | None, warm: WarmHosts | None) -> AbstractAsyncContextManager[Link]:
         facts, start = self._facts, self._start
         assert self.journal is not None
-        if mode is not None:  # Else the agent's sandbox is made where it works.
+        if mode is not None:  # Otherwise the other machine makes the agent's sandbox.
             self.setup = await self._plan()
-        # Noted before the host starts: if we are killed, the receipt says it all the same.
+        # Noted before the host starts, so that the receipt has it even if this process is killed.
         self.journal.note(held_fact(facts.redactor.json(facts.held())[0]))
         if self.setup is None:
             return start.backend.open(facts.order, start.environ)
@@ -142,7 +142,7 @@ class RunPlace:
     def _spent(self, so_far: Usage) -> None:
         self._facts.spent(so_far.input_tokens, so_far.output_tokens, so_far.estimated_cost_usd)
         if self._facts.limit is not None and self.setup is not None and self.setup.key_use is not None:
-            self.setup.key_use.over = self._facts.limit[1]  # The agent may ask once more before it is ended.
+            self.setup.key_use.over = self._facts.limit[1]  # Refuses requests of the agent until it is stopped.
         if self.on_spent is not None:
             self.on_spent()
 
@@ -153,21 +153,21 @@ class RunPlace:
         return workspace
 
     def _begin_making(self, mode: Mode | None) -> None:
-        """Open the store and make the workspace in a worker thread, once."""
+        """Start the worker thread that makes the workspace and opens the store, unless it was started before."""
         if self._making is None:
             self._making = LoopTask(functools.partial(self._make, mode))
 
     async def _make(self, mode: Mode | None) -> None:
         try:
             await anyio.to_thread.run_sync(self._make_all, mode)
-        except Exception as error:  # Raised where the workspace is waited for.
+        except Exception as error:  # Raised by the methods that wait for the workspace.
             self._error = unforeseen(error)
         finally:
             self._staged.set()
             self._made.set()
 
     def _make_all(self, mode: Mode | None) -> None:
-        if self._unused is not None:  # First, as its folders have the run's name, under which cut off work is kept.
+        if self._unused is not None:  # First: its folders have the name that this run's work is kept under.
             self._unused.close({}, with_tree=True)
         if mode is not None:
             self._make_workspace(mode)
@@ -180,7 +180,7 @@ class RunPlace:
         root = os.path.abspath(spec.root)
         state.refuse_own(Path(root))
         state.settle()
-        # The sandbox of a host that waited is around a copy of its own name.
+        # A host that waited has its sandbox around a folder with the name of its own setup.
         name = self.setup.name if self.setup is not None and self.setup.tree is not None else run_id
         self._workspace = open_workspace(
             root,
@@ -196,7 +196,7 @@ class RunPlace:
             unread=self._facts.order.policy.deny_read,
         )
         if mode == "staged":
-            # Written before the order is sent: if we are killed, the work of this run is kept.
+            # Written before the order is sent, so that the run's work is kept even if this process is killed.
             mark = state.stage_of(name) / STAGED_FOR
             try:
                 mark.write_text(run_id)
@@ -204,16 +204,16 @@ class RunPlace:
                 raise WorkspaceError("workspace_staging_failed", f"{mark}: {error.strerror}") from error
 
     async def _wait_staged(self) -> None:
-        """Wait for the copy alone. Raises BackplaneError if it was not made."""
+        """Wait until the copy is made, but not for the store. Raises BackplaneError if the copy was not made."""
         await self._staged.wait()
         if self._workspace is None:
             raise self._error or WorkspaceError("workspace_staging_failed", "the copy was not made")
 
     async def workspace(self) -> Workspace | None:
-        """Wait for the workspace; None if it is on another machine.
+        """Wait for the workspace and return it; None if it is on another machine.
 
         Raises:
-            BackplaneError: of the store or the workspace.
+            BackplaneError: the store cannot be opened, or the workspace cannot be made.
         """
         await self._made.wait()
         if self._error is not None:
@@ -221,35 +221,35 @@ class RunPlace:
         return self._workspace
 
     async def settled(self) -> None:
-        """Wait until nothing is being made any more."""
+        """Wait for the end of the worker thread that makes the workspace."""
         if self._making is not None:
             await self._making.wait()
 
     def note_hooks(self, ask: str, names: Sequence[str]) -> None:
-        """Note that hooks take long over an ask; no names once they have answered."""
+        """Note in the journal which hooks take long to answer an ask; empty `names` once they have answered."""
         if self.journal is not None:
-            with suppress(StoreError):  # Only for a look at the live run.
+            with suppress(StoreError):  # The note is only for viewing a live run.
                 self.journal.note(hooks_fact(self._facts.redactor.text(ask)[0], names))
 
     def check_asks(self, extensions: tuple[str, ...]) -> None:
-        """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""
+        """Refuse a host that does not ask before tools run, if the order demands it. Raises CapabilityError."""
         if self.setup is not None and self.setup.sandbox is not None:
             self.setup.sandbox.check_asks(extensions)
 
     def close(self, added: dict[str, Json], *, used: bool) -> Workspace | None:
-        """Remove what the host was started in; blocking.
+        """Remove the host's sandbox and folders, and return the workspace; blocking.
 
         Args:
-            added: members of the receipt's own part.
-            used: the order was sent.
+            added: members for `usage_raw.backplane`; facts of the host are added to them.
+            used: True if the order was sent.
 
         Returns:
-            The workspace; None if there is none, or if the order was not sent, which removes it.
+            The workspace; None if there is none, or if it was removed because the order was not sent.
         """
         facts, setup, workspace = self._facts, self.setup, self._workspace
         if setup is not None:
             setup.close(added, with_tree=workspace is None)
-            if "network" in added:  # Where the host wanted to go, in its own words.
+            if "network" in added:  # The addresses are the host's words, which may contain secrets.
                 added["network"] = facts.clean_json(added["network"])
             if setup.key_use is not None:
                 seen = facts.contained["kinds"]["environment"] if facts.contained else {"state": "none"}

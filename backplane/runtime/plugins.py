@@ -1,6 +1,6 @@
-"""Backends that other wheels bring: each entry point of the group `backplane.backends` names the module of a host.
+"""Finds backends in other wheels: each entry point of the group `backplane.backends` names the module of a host.
 
-Such a host runs as any other program does: as a child, under the policy, in the sandbox. Nothing of it is loaded here.
+Such a host runs like any other: as a child process, under the policy and in the sandbox. Its code is not loaded here.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from backplane.errors import BackendError
 GROUP: Final = "backplane.backends"
 
 _START: Final = "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_module(sys.argv[2], run_name='__main__')"
-"""Runs a module of the folder that a wheel was installed in."""
+"""Python code that runs a module from the folder in which a wheel is installed."""
 
 
 def names(taken: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of plug-ins that no shipped or configured backend has."""
+    """Return the names of plug-ins, except those that a shipped or configured backend has taken."""
     known = set(taken)
     return tuple(sorted({entry.name for entry in entry_points(group=GROUP)} - known))
 
 
 def find(name: str) -> tuple[tuple[str, ...], dict[str, str]] | None:
-    """Return the command of the plug-in's host, and its wheel and version; None if there is no plug-in of this name.
+    """Return the command of a plug-in's host, and its wheel and version; None if no plug-in has this name.
 
     Raises:
-        BackendError: `backend_unavailable`, the wheel has no such module, or two wheels have a backend of the name.
+        BackendError: `backend_unavailable`, the wheel lacks the module, or two wheels have a backend of this name.
     """
     found = [entry for entry in entry_points(group=GROUP, name=name) if entry.dist is not None]
     if not found:

@@ -1,4 +1,4 @@
-"""An order for a control plane on another machine, where its workspace is."""
+"""Prepares an order for a control plane on another machine, which has the workspace."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from backplane.errors import BackendError
 from backplane.workspace import archive
 
 STAGE: Final = "stage/1"
-"""Extension of a host that stages the workspace and applies the lane by itself."""
+"""Extension of a host that itself stages the workspace and applies the lane."""
 
 
 @asynccontextmanager
 async def incoming(home: Path) -> AsyncIterator[Path]:
-    """Make a temporary folder in the state folder for the block."""
+    """Make a temporary folder in the state folder, and remove it after the block."""
     opened = archive.incoming(home)
     folder = await anyio.to_thread.run_sync(opened.__enter__)
     try:
@@ -33,11 +33,11 @@ async def incoming(home: Path) -> AsyncIterator[Path]:
 
 
 class Remote:
-    """The order of one run on another machine.
+    """Turns the order of a run into the one for another machine.
 
     Args:
-        near: the backend's name here, which the other machine does not know.
-        isolation: the least that is asked for here; it is asked for there.
+        near: the backend's name on this machine, which the other machine does not know.
+        isolation: the least isolation, which is sent with the order.
     """
 
     extensions = (STAGE,)
@@ -46,14 +46,14 @@ class Remote:
         self._order, self._near, self._isolation = order, near, isolation
 
     def check(self, hello: wire.Hello) -> None:
-        """Refuse a host that cannot stage by itself. Raises BackendError: `backend_unavailable`."""
+        """Refuse a host that cannot stage the workspace. Raises BackendError: `backend_unavailable`."""
         if STAGE not in hello.extensions:
             fact = f"{self._near!r} is marked remote, and its host does not speak {STAGE}"
             fix = "its command must end in `backplane serve`; else take `remote` off"
             raise BackendError("backend_unavailable", fact, hint=fix)
 
     def order(self) -> WorkOrder:
-        """Return the order as it is sent: with its folder there, and without settings for this machine."""
+        """Return the order to send: with the other machine's folder, and without settings for this machine."""
         settings = settings_of(self._order.config.vendor)
         root = str(settings.pop("remote_root"))
         if settings.get("backend") == self._near:

@@ -1,7 +1,7 @@
 """Compares what an order requires with what a host says it has.
 
 Manifests and a hello come in; a refusal, the negotiation for the receipt and the order as the host gets it come out.
-Nothing here knows a link, a folder or a clock.
+This module uses no connections, files or clocks.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "s
 
 
 class RunRequirements:
-    """The requirements of one run.
+    """What a run needs of its host and backend.
 
     Args:
-        backend_id: the backend's name here.
-        hooks: all whose answers the run's tools wait for.
-        remote: the agent works on another machine.
+        backend_id: the backend's name on this machine.
+        hooks: the hooks of the run.
+        remote: True if the agent works on another machine.
     """
 
     def __init__(self, facts: RunState, backend_id: str, hooks: tuple[Hook, ...], *, remote: bool) -> None:
@@ -42,26 +42,26 @@ class RunRequirements:
         self._backend_id = backend_id
         self._hooks = hooks
         self._remote = remote
-        # On another machine they are made there, by the same word of the order.
+        # Another machine makes them itself, as the order that it gets asks for them too.
         self.checkpoints = facts.settings.get("checkpoints") == "auto" and not remote
-        """One is made here before every tool that may write."""
+        """True if this control plane makes a checkpoint before every tool that may write."""
         self.order = facts.order
-        """The order as it is sent, but for its root."""
-        if isinstance(route := facts.settings.get("route"), dict):  # A control plane below does not route it again.
+        """The order to send; `at` and `Remote` set its root."""
+        if isinstance(route := facts.settings.get("route"), dict):  # A control plane as the host must not route again.
             kept = {name: value for name, value in route.items() if name in WITHOUT_ROUTER}
             self.order = self.order.with_abp("route", kept)
-        if hooks:  # A control plane below asks about the tools of these hooks, and does not learn what they ask.
+        if hooks:  # The host gets the tools of these hooks, about which it asks, but not the hooks' commands.
             self.order = below(self.order, hooks)
 
     def give_servers(self, hello: wire.Hello, backend: Backend, limits: Limits) -> None:
-        """Add the configuration's MCP servers to the order where its host can be their client, and limits to all rows.
+        """Add the configuration's MCP servers to the order if its host can be their client, and limits to all rows.
 
         Raises:
-            CapabilityError: `capability_unsupported`, it cannot, and one of them is required.
+            CapabilityError: `capability_unsupported`, the host cannot be their client, and one of them is required.
         """
         rows = backend.servers_given if isinstance(backend, ProcessBackend) and not self._remote else ()
         if isinstance(backend, ProcessBackend) and rows:
-            # A control plane has a configuration of its own, and does not say which of its hosts it means.
+            # A control plane's `heeds` do not count, as they do not say which of its hosts can be the client.
             heeded = hello.heeds if hello.heeds is not msgspec.UNSET and hello.backends is msgspec.UNSET else ()
             heeds, names = "mcp_servers" in heeded, [row["name"] for row in rows]
             self._facts.added["mcp_servers"] = {"given": names if heeds else [], "not_given": [] if heeds else names}
@@ -74,31 +74,31 @@ class RunRequirements:
         self.order = with_call_limit(self.order, min(limits.idle_s, limits.tool_s))
 
     def at(self, root: str) -> WorkOrder:
-        """Return the order as a host on this machine gets it, with its workspace as the root."""
+        """Return the order for a host on this machine, with `root` as the root of its workspace."""
         sent = self.order
-        if "checkpoints" in self._facts.settings:  # A control plane below is not to make them once more.
+        if "checkpoints" in self._facts.settings:  # A host that is a control plane must not make them again.
             sent = sent.without_abp("checkpoints")
         return msgspec.structs.replace(sent, workspace=msgspec.structs.replace(sent.workspace, root=root))
 
     def supply(self, manifest: Manifest, extensions: tuple[str, ...]) -> Manifest:
-        """Return what a backend has, together with what the order wants and the control plane supplies.
+        """Return a backend's capabilities, plus those that the order wants and this control plane supplies.
 
         Args:
-            extensions: of both sides.
+            extensions: extensions that both sides have.
         """
         wanted = {requirement.capability for requirement in self._order.requirements.required}
         wanted |= {CAPABILITY[hook.event] for hook in self._hooks}
         wanted |= {"checkpointing"} if self.checkpoints else set()
-        if "ask/1" not in extensions:  # Hooks and checkpoints come with asks.
+        if "ask/1" not in extensions:  # Hooks and checkpoints need asks.
             return manifest
         here = {*CAPABILITY.values(), *(() if self._remote else ("checkpointing",))}
         return supplied(manifest, wanted & here)
 
     def check(self, *offers: Manifest, kept_since: str | None = None) -> None:
-        """Compare the order with offers: one of these must satisfy all of it.
+        """Refuse the order unless one of the offers satisfies all of it.
 
         Args:
-            kept_since: the time of the hello that this is from, where the host was not asked just now.
+            kept_since: the time of the stored hello that the offers are from; None for a hello of this run.
 
         Raises:
             CapabilityError: `capability_unsupported`.
@@ -109,10 +109,10 @@ class RunRequirements:
             raise refusal(found, self._backend_id, kept_since)
 
     def check_hello(self, hello: wire.Hello, whole: Manifest) -> None:
-        """Compare the order with what the agent behind a host can have.
+        """Refuse the order unless the agent behind a host can satisfy all of it.
 
         Args:
-            whole: what the host says it has, with what is supplied here.
+            whole: the host's capabilities, plus those that this control plane supplies.
 
         Raises:
             CapabilityError: `capability_unsupported`.
@@ -129,7 +129,7 @@ class RunRequirements:
             self.check(whole)
             return
         named = self._facts.settings.get("backend")
-        offers = [  # Of a control plane: each of its backends that the order may come to.
+        offers = [  # The host is a control plane: each of its backends that may get the order.
             read_manifest(entry["capabilities"])
             for entry in hello.backends
             if isinstance(entry.get("capabilities"), dict)
@@ -139,12 +139,12 @@ class RunRequirements:
 
 
 def check_place(settings: Mapping[str, Json], *, remote: bool, routed: bool) -> None:
-    """Refuse settings that have no effect where the order is run.
+    """Refuse settings of an order that have no effect in its run.
 
     Args:
-        settings: the order's, below `config.vendor.abp`.
-        remote: the agent works on another machine.
-        routed: the router chose the backend.
+        settings: members of `config.vendor.abp` in the order.
+        remote: True if the agent works on another machine.
+        routed: True if the router chose the backend.
 
     Raises:
         ConfigError: `config_invalid`.

@@ -1,4 +1,4 @@
-"""The caller's handle on one run: its events, its end, and its receipt. `drive` runs it."""
+"""Gives the caller a handle on one run: its events, its end and its receipt. `drive` executes the run."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ else:
 
 
 class Run(Generic[ValueT]):
-    """One execution of an order. Iterate over it for its events, or `await run.wait()`; then it has its receipt.
+    """One execution of an order: iterate over it for its events, or `await run.wait()`; then read `run.receipt`.
 
-    Only one task at a time may iterate over it; any number may wait for its end meanwhile.
+    Only one task at a time may iterate over a run; any number of tasks may wait for its end meanwhile.
 
     Attributes:
         id: the run's id, also its `ref_id` on the wire.
         order: the work order.
-        facts: what is known of the run so far.
-        drive: the task that runs it.
+        facts: the facts known about the run so far.
+        drive: executes the run.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Run(Generic[ValueT]):
         state = sealed.receipt.outcome if sealed is not None else "ending" if self.is_ending else "running"
         return f"<Run {self.id} on {self.backend_id!r}: {state}>"
 
-    # How it ended.
+    # The run's end.
 
     @property
     def is_sealed(self) -> bool:
@@ -90,7 +90,7 @@ class Run(Generic[ValueT]):
 
     @property
     def is_ending(self) -> bool:
-        """True once there is nothing more to be stopped: the run is about to be sealed, or is."""
+        """True once it is too late to stop the run: it is about to be sealed, or is sealed."""
         return self.drive.ending.is_sealing
 
     @property
@@ -137,14 +137,14 @@ class Run(Generic[ValueT]):
 
     @property
     def stored(self) -> Receipt:
-        """The sealed receipt, with a trace that stays on disk. Raises as `receipt`."""
+        """The sealed receipt, whose trace is read from disk. Raises as `receipt`."""
         if self.drive.sealed is None:
             raise RuntimeError(f"run {self.id} has not ended: iterate over it to its end, or `await run.wait()`")
         return self.drive.sealed.receipt
 
     @property
     def text(self) -> str:
-        """The last message of the agent, its answer; empty if there is none. Raises as `receipt`."""
+        """The agent's last message, which is its answer; empty if there is none. Raises as `receipt`."""
         last = self._last(AssistantMessage)
         return last.text if last is not None else ""
 
@@ -157,18 +157,18 @@ class Run(Generic[ValueT]):
 
     @property
     def value(self) -> ValueT:
-        """The structured answer, as the `output` type that was asked for; None when none was given.
+        """The structured answer, as the `output` type of the order; None if no type was given.
 
         Raises:
             RuntimeError: as `receipt`.
-            ConfigError: `validation_failed`, the answer is none of that type.
+            ConfigError: `validation_failed`, the answer is not of that type.
         """
         value: ValueT = answer_of(self.stored, self._output)
         return value
 
     @property
     def error(self) -> BackplaneError | None:
-        """Why the run did not complete, with a code and a next step; None while it goes on, and if it completed."""
+        """The error that kept the run from completing, with a code and a next step; None if there is none yet."""
         sealed = self.drive.sealed
         if self.end_error is not None or sealed is None:
             return self.end_error
@@ -185,7 +185,7 @@ class Run(Generic[ValueT]):
         """Return this run if it ended as complete.
 
         Raises:
-            BackplaneError: `run.error`.
+            BackplaneError: the run did not complete; the error is `run.error`.
             RuntimeError: as `receipt`.
         """
         if self.error is not None:
@@ -194,7 +194,7 @@ class Run(Generic[ValueT]):
         return self
 
     def _repr_html_(self) -> str | None:
-        """Return the table that a notebook shows of an ended run; None, which means `repr`, while it goes on."""
+        """Return the table that a notebook shows for an ended run; None for a live run, shown by its `repr`."""
         if self.drive.sealed is None:
             return None
         from backplane.runtime.notebook import table  # Loads `html`, which no other run needs.
@@ -205,12 +205,12 @@ class Run(Generic[ValueT]):
         """Return the sealed receipt in canonical bytes, in pieces. Raises as `receipt`."""
         return canonical_chunks(self.stored)
 
-    # Its events.
+    # The run's events.
 
-    # Iterators and not generators: one that is left half-way would be finalized by the collector, with a warning.
+    # Iterators, because the garbage collector would finalize an unfinished generator with a warning.
 
     def __aiter__(self) -> AsyncIterator[AgentEvent]:
-        """Iterate over the events. Raises ConfigError: `config_invalid`, another task does so already."""
+        """Iterate over the events. Raises ConfigError: `config_invalid`, another task is iterating."""
         return RunEvents(self.drive.stream, self.id)
 
     def batches(self) -> AsyncIterator[Events]:
@@ -218,19 +218,19 @@ class Run(Generic[ValueT]):
         return RunBatches(self.drive.stream, self.id)
 
     async def wait(self) -> Receipt:
-        """Wait until the run has ended and return its receipt; without a reader in another task, drop its events."""
+        """Wait until the run has ended and return its receipt; events that no other task reads are dropped."""
         await self.drive.stream.drained()
         return self.receipt
 
-    # What its caller may do meanwhile.
+    # The caller's actions during the run.
 
     async def cancel(self, reason: str = "cancelled by the caller", *, grace_s: float | None = None) -> None:
-        """End the run in order; go on iterating for its last events, or leave the block.
+        """Cancel the run, which ends in order; continue to iterate for its last events, or leave the block.
 
-        If its end has begun already, that is hurried.
+        A run that is already ending then ends sooner, as by `hurry`.
 
         Args:
-            grace_s: in place of the limit `cancel_grace_s`, for a caller that has to end in time itself.
+            grace_s: replaces the limit `cancel_grace_s`, for a caller that must itself end in time.
         """
         if grace_s is not None:
             self.drive.grace_s = grace_s
@@ -239,13 +239,13 @@ class Run(Generic[ValueT]):
         self.drive.ending.decide("cancelled", note=reason)
 
     def hurry(self) -> None:
-        """Wait only a second more for the final diff; without it the run is partial."""
+        """Wait only one more second for the final diff; without the diff, the run ends as partial."""
         self.drive.ending.hurry()
 
     def fail(self, error: Exception) -> None:
-        """End the run as failed for an exception that nobody foresaw, whatever else was decided.
+        """End the run as failed because of an unforeseen exception, whatever end was decided before.
 
-        After the receipt is stored nothing changes it any more: the error is then a problem of the control plane.
+        A stored receipt does not change: after that, the error is added to the control plane's problems.
         """
         if self.is_sealed:
             self.drive.note_problem(unforeseen(error))
@@ -253,7 +253,7 @@ class Run(Generic[ValueT]):
             self.drive.ending.fail(error)
 
     def input(self, text: str) -> None:
-        """Give the agent more words of the user while it works.
+        """Send the agent another message of the user while it works.
 
         Raises:
             ProtocolError: `protocol_unexpected_message`, the host did not announce `input/1`.
@@ -261,11 +261,11 @@ class Run(Generic[ValueT]):
         self._send(wire.Input(ref_id=self.id, text=text))
 
     def interrupt(self) -> None:
-        """Stop the agent's turn: unless words of the user wait, the run ends, and its conversation can be continued.
+        """Stop the agent's turn; unless a message of the user waits, the run ends, and its session can be resumed.
 
         Raises:
             CapabilityError: `capability_unsupported`, the host did not announce `interrupt/1`.
-            ProtocolError: `protocol_unexpected_message`, the host has not said its hello yet.
+            ProtocolError: `protocol_unexpected_message`, the host has not sent its hello yet.
         """
         self._send(wire.Interrupt(ref_id=self.id))
 

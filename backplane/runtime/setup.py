@@ -1,4 +1,4 @@
-"""The setup of one host: its command, its sandbox and the folders of these."""
+"""Prepares the start of one host: its command, its sandbox and their folders."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ if TYPE_CHECKING:
 
 
 class HostStart(msgspec.Struct, frozen=True):
-    """Which host is started, and what the control plane gives it."""
+    """The backend whose host is started, and what the control plane gives the host."""
 
     state: StateFolder
     backend: Backend
     environ: Mapping[str, str]
-    """Variables that the host's environment is chosen from."""
+    """Variables from which the host's environment is chosen."""
     isolation: Isolation
-    """The least isolation, by the configuration."""
+    """The least isolation that the configuration asks for."""
     layers: Probe | None
-    """Sandbox layers of this machine; None if they are not tried yet."""
+    """Which sandbox layers this machine has; None if they were not tried yet."""
 
 
 class HostSetup:
-    """The setup of one host: its command, its sandbox and the folders of these.
+    """Plans, makes and removes the sandbox and the folders of one host.
 
     Attributes:
-        key: the `warm.fingerprint` of this setup; None if it has none, or nobody asked for it.
-        tree: the folder that the copy will fill, if the sandbox is made around it before the copy is.
-        contained: the planned sandbox; None if nothing is put around the host.
+        key: the `warm.fingerprint` of this setup; None if it has none or it was not computed.
+        tree: the folder for the copy, if the sandbox is made around it before it is filled; otherwise None.
+        contained: the planned sandbox; None if the host gets none.
 
     Args:
-        name: names the folders: the run's id, or another UUID for a host that waits for its order.
+        name: name of the folders: the run's id, or another UUID for a host that waits for its order.
     """
 
     def __init__(self, start: HostStart, order: WorkOrder, policy: Policy, name: str) -> None:
@@ -74,22 +74,22 @@ class HostSetup:
             self.key_use = KeyUse(start.backend.held_key.prices)
 
     async def plan(self, stage: Callable[[], Awaitable[Workspace]] | None) -> None:
-        """Plan the sandbox, where one is asked for and can be had.
+        """Plan the sandbox, if one is asked for and this machine can make it.
 
         Args:
-            stage: makes the copy, for a sandbox that must know its files; None for a host that waits for its order.
+            stage: makes the copy, if the sandbox depends on its files; None for a host that waits for its order.
 
         Raises:
-            CapabilityError: `capability_unsupported`, what the order demands cannot be had.
+            CapabilityError: `capability_unsupported`, a demand of the order cannot be met.
             PolicyError: `policy_invalid`, the demands or the endpoints cannot be read.
-            BackplaneError: the workspace is no folder, or cannot be made.
+            BackplaneError: the workspace is not a folder, or cannot be made.
         """
         start, backend = self.start, self.start.backend
         demanded, asked = self.settings.get("enforcement"), self.settings.get("credentials")
         nothing_asked = self.isolation == "off" and demanded is None and asked is None
-        if nothing_asked or isinstance(backend, ReplayBackend):  # A replay does nothing that could be contained.
+        if nothing_asked or isinstance(backend, ReplayBackend):  # A replay does nothing to contain.
             return
-        # Imported here, as an order without a sandbox does without the time that it takes.
+        # Imported here, because orders without a sandbox need not wait for it.
         from backplane.sandbox.probe import try_layers
         from backplane.sandbox.sandbox import Sandbox
 
@@ -107,15 +107,15 @@ class HostSetup:
             self.contained = await anyio.to_thread.run_sync(self._contain, program, self.sandbox, copy)
 
     def _make_folders(self, sandbox: Sandbox, waits: bool) -> bool:
-        """Make the folders of the sandbox; return True if it cannot be planned before the copy is made."""
+        """Make the folders of the sandbox; return True if the sandbox can only be planned after the copy is made."""
         state, spec = self.start.state, self.order.workspace
         self._lock = state.make_scratch(self.name, lock=waits)
         if spec.mode == "staged":
-            # With rules on what is copied, only the copy knows whether it may have the original's history.
+            # If only some files are copied, the finished copy shows whether it may have the original's history.
             if not (spec.include or spec.exclude or sandbox.needs_tree(spec.root)):
                 self.tree = state.make_tree(self.name)
             return self.tree is None
-        if not os.path.isdir(spec.root):  # Checked here, as the sandbox around it would only fail to start.
+        if not os.path.isdir(spec.root):  # Otherwise the sandbox would fail to start, without this reason.
             fact = f"the workspace {spec.root!r} is not a folder"
             raise WorkspaceError("workspace_init_failed", fact, hint=NAME_A_FOLDER)
         return False
@@ -138,10 +138,10 @@ class HostSetup:
         return sandbox.contain(folders, command, writable, backend.endpoints, servers, backend.agent_path(command.env))
 
     def open(self, ready: Ready | None) -> AbstractAsyncContextManager[Link]:
-        """Return the block in which the host runs.
+        """Return a context manager that starts the host, and ends it after the block.
 
         Args:
-            ready: awaited in the sandbox before the host itself starts.
+            ready: awaited while the sandbox is made, before the host starts.
         """
         backend, environ = self.start.backend, self.start.environ
         if not isinstance(backend, ProcessBackend):
@@ -152,11 +152,11 @@ class HostSetup:
         return backend.open(self.order, environ, opener, self.key_use)
 
     def close(self, added: dict[str, Json], *, with_tree: bool) -> None:
-        """Remove what was made for the host, which has ended; blocking.
+        """Remove the sandbox and the folders of a host that has ended; blocking.
 
         Args:
-            added: members of the receipt's own part, to which the host's connections are added.
-            with_tree: no workspace was made in `tree`.
+            added: members for `usage_raw.backplane`; the host's connections are added to them.
+            with_tree: True removes `tree` too, in which no workspace was made.
         """
         state = self.start.state
         if self.sandbox is not None:

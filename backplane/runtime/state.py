@@ -1,4 +1,4 @@
-"""The state folder of a control plane."""
+"""Manages the state folder: its store, the folders of its runs, and what a killed control plane left there."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 _COPIES: Final = (("stage",), ("scratch",), ("incoming",))
-"""Folders of the state folder that agents work in."""
+"""Folders of the state folder in which agents work."""
 
 
 STAGED_FOR: Final = "run"
-"""File beside a finished copy with the id of its run; what is newer than this file was changed since."""
+"""Name of the mark, a file beside a finished copy with its run's id; files newer than the mark have changed."""
 KEPT: Final = "kept"
-"""The same file for a run that was cut off: its copy stays as long as the run's folder."""
+"""Name of the mark once its run was cut off: the copy stays as long as the run's folder."""
 
 _AT_WORK: Final = (b'"tool_call"', b'"file_changed"')
-"""Kinds of events after which a change in the clock tick of the mark's own is taken for the agent's."""
+"""Kinds of events after which a file with the same time as the mark counts as changed by the agent."""
 
 
 def _staged_for(stage: Path) -> str | None:
@@ -47,7 +47,7 @@ def _staged_for(stage: Path) -> str | None:
 
 
 def _has_work(stage: Path, run_dir: Path) -> bool:
-    """Return True if anything in a copy but git's own files was changed after it was made, or cannot be looked at."""
+    """Return True if a file of a copy, except git's own, was changed after the copy was made or cannot be examined."""
     try:
         made_ns = (stage / STAGED_FOR).stat().st_mtime_ns
     except OSError:
@@ -68,25 +68,25 @@ def _has_work(stage: Path, run_dir: Path) -> bool:
 
 
 def raise_error(error: OSError) -> None:
-    """Raise what `os.walk` would pass over."""
+    """Raise an error that `os.walk` would ignore."""
     raise error
 
 
 class StateFolder:
-    """The state folder of a control plane: its store, journals and staged trees."""
+    """The state folder of a control plane: its store, its journals and its runs' copies."""
 
     def __init__(self, home: Path, signer: Signer | None = None) -> None:
         self.home = home
         self._signer = signer
         self.notes: list[str] = []
-        """Leftovers of a killed control plane that are settled now, one line each."""
+        """Leftovers of a killed control plane that have been settled, one line each."""
         self.problems: list[str] = []
         """Leftovers that could not be sealed or removed, one line each with its next step."""
         self._store: Store | None = None
         self._opening = threading.RLock()
 
     def store(self) -> Store:
-        """The open store; the first caller opens it and seals what a killed control plane left behind.
+        """Return the open store; the first call opens it and seals the runs that a killed control plane left.
 
         Raises:
             StoreError: `receipt_store_failed`.
@@ -112,14 +112,14 @@ class StateFolder:
         self.problems.extend(line for line in lines if line not in self.problems)
 
     def sign(self, receipt: Receipt) -> None:
-        """Keep a signature of a sealed receipt beside the store, where there is a key. Raises StoreError."""
+        """Store the signature of a sealed receipt beside the store, if there is a key. Raises StoreError."""
         if self._signer is not None:
             from backplane.receipts import signatures
 
             signatures.keep(self.home, receipt.meta.run_id, self._signer.receipt(receipt))
 
     def settle(self) -> None:
-        """Undo or finish what a killed control plane was applying to an original, before another run works on that.
+        """Undo or finish the changes that a killed control plane was applying to originals.
 
         Raises:
             StoreError: `receipt_store_failed`.
@@ -133,7 +133,7 @@ class StateFolder:
                     self.notes.append(found.describe())
 
     def _sweep_stages(self, store: Store) -> None:
-        """Remove what is left of runs that were sealed, but killed before they were cleaned up."""
+        """Remove the folders of sealed runs whose control plane was killed before it removed them."""
 
         def is_used(place: str) -> bool:
             return is_live(self.home, place) or self._is_locked(place)
@@ -142,7 +142,7 @@ class StateFolder:
             run_id = _staged_for(stage)
             if run_id is None:
                 return (stage / KEPT).exists() and (self.home / "runs" / stage.name).exists()
-            # It could not be sealed yet.
+            # Wanted if its run could not be sealed yet.
             return (self.home / "runs" / run_id).exists() and not store.has(run_id)
 
         for stages in (self.home / "stage", self.home / "scratch"):
@@ -151,11 +151,11 @@ class StateFolder:
                     self._collect(stage)
 
     def make_scratch(self, name: str, *, lock: bool) -> int:
-        """Make the folder for the temporary files of a contained host. Blocks.
+        """Make the folder for the temporary files of a host in a sandbox. Blocks.
 
         Args:
-            lock: keep the folders of this name from being swept until the descriptor that comes back is closed: no
-                journal of a run keeps those of a host that waits for its order.
+            lock: lock the folder, and return the descriptor that keeps folders of this name from being swept until it
+                is closed; for a host that waits for its order, which has no journal to keep them.
 
         Raises:
             WorkspaceError: `workspace_staging_failed`.
@@ -176,31 +176,31 @@ class StateFolder:
         return folder
 
     def drop_scratch(self, name: str) -> None:
-        """Remove the temporary files of a contained host; what cannot be removed is the next start's."""
+        """Remove the temporary files of a host in a sandbox; the next start tries again if that fails."""
         with suppress(WorkspaceError):
             collect(self.scratch_of(name))
 
     def _is_locked(self, name: str) -> bool:
-        """Return True if a host that waits for its order has the folders of this name."""
+        """Return True if a host that waits for its order has locked the folders of this name."""
         with suppress(OSError), opened(open_root(self.scratch_of(name))) as folder:
             return not try_lock(folder)
-        return False  # It is not there, or on a network file system, which locks no folders.
+        return False  # The folder is missing, or on a network file system, which locks no folders.
 
     def _clean(self, orphan: Orphan) -> None:
         self._keep_work(orphan)
         self._collect(self.scratch_of(orphan.run_id))
 
     def _keep_work(self, orphan: Orphan) -> None:
-        """Keep the copy of a run that was cut off at work, as nothing else has what it changed; else remove it."""
+        """Keep the copy of a run that was cut off, if only the copy has the run's changes; otherwise remove it."""
         if self.kept_of(orphan.run_id) is not None:
-            return  # By a start that was killed before it had sealed the run.
+            return  # An earlier start kept it and was killed before it had sealed the run.
         stage = self._stage_in_use(orphan.run_id)
         taken = any(fact.get("fact") in ("sealed", "applied") for fact in orphan.facts)
         if taken or not _has_work(stage, orphan.folder):
             self._collect(stage)
             return
         try:
-            # In this order: a kept copy has its run's name, or the next start would take it for nobody's.
+            # The folder first: the next start would remove a kept copy that does not have its run's name.
             stage = stage.rename(self.stage_of(orphan.run_id))
             (stage / STAGED_FOR).rename(stage / KEPT)
         except OSError as error:
@@ -210,7 +210,7 @@ class StateFolder:
         self.add_problems(f"{fact}; take from there what you need, `backplane prune` removes it with the run")
 
     def _stage_in_use(self, run_id: str) -> Path:
-        """Return a run's stage; it has another name if its host had waited for the order."""
+        """Return the folder of a run's copy; it has another name if its host had waited for the order."""
         stages = self.stage_of(run_id).parent
         for mark in stages.glob(f"*/{STAGED_FOR}"):
             if _staged_for(mark.parent) == run_id:
@@ -218,12 +218,12 @@ class StateFolder:
         return self.stage_of(run_id)
 
     def kept_of(self, run_id: str) -> Path | None:
-        """Return the copy of a run that was cut off; None if what it changed is not only there."""
+        """Return the copy that was kept of a run that was cut off; None if no copy was kept."""
         stage = self.stage_of(run_id)
         return stage / "tree" if (stage / KEPT).exists() else None
 
     def _collect(self, stage: Path) -> None:
-        """Remove what a dead run left; what cannot be removed is a problem, and no other run fails for it."""
+        """Remove a folder of a dead run; add a failure to `problems`, so that no other run fails."""
         try:
             collect(stage)
         except (WorkspaceError, OSError) as error:
@@ -232,7 +232,7 @@ class StateFolder:
     def stage_of(self, run_id: str) -> Path:
         """Return the folder of a run's copy and its baseline, which may be on another disk."""
         stages = self.home / "stage"
-        # A cage covers the state folder with every link in it: there the copy is found by its own path alone.
+        # A sandbox hides the state folder and the links in it, so that a copy behind a link needs its real path.
         return (stages.resolve() if stages.is_symlink() and stages.is_dir() else stages) / run_id
 
     def tree_of(self, run_id: str) -> Path:
@@ -240,10 +240,10 @@ class StateFolder:
         return self.stage_of(run_id) / "tree"
 
     def make_tree(self, run_id: str) -> Path | None:
-        """Make the folder that a run's copy will fill, so that a sandbox can be made around it before the copy is.
+        """Make the folder that a run's copy will fill, so that a sandbox can be made around it before that.
 
-        It has those of git's own files that the shipped policies name. If it cannot be made, that returns None, and
-        the error comes when the copy is made.
+        The folder gets the git files that the shipped policies name. If the folder cannot be made, return None: the
+        error is raised when the copy is made.
         """
         stage, tree = self.stage_of(run_id), self.tree_of(run_id)
         try:
@@ -257,7 +257,7 @@ class StateFolder:
         return tree
 
     def refuse_own(self, root: Path) -> None:
-        """Refuse to work in the state folder itself; the copies in it are workspaces, which may be worked in.
+        """Refuse a workspace in the state folder, unless it is in one of the copies there.
 
         Raises:
             WorkspaceError: `workspace_init_failed`.
@@ -270,38 +270,38 @@ class StateFolder:
                     raise WorkspaceError("workspace_init_failed", fact, hint="point BACKPLANE_HOME elsewhere")
 
     def drop_stage(self, run_id: str) -> None:
-        """Remove what is left of a run's stage that never became a workspace."""
+        """Remove the folder of a run's copy that never became a workspace."""
         self._collect(self.stage_of(run_id))
 
     def scratch_of(self, run_id: str) -> Path:
-        """Return the folder for the temporary files of a contained host."""
+        """Return the folder for the temporary files of a host in a sandbox."""
         return self.home / "scratch" / run_id
 
     def close_workspace(self, workspace: Workspace) -> None:
-        """Remove a run's stage; what cannot be removed is a problem, and the run keeps its result."""
+        """Remove a run's copy; add a failure to `problems`, so that the run keeps its result."""
         try:
             workspace.close()
         except WorkspaceError as error:
             self.add_problems(f"{error.message}; the next start tries again, or {error.hint}")
 
     def is_new(self, run_id: str) -> bool:
-        """Return True if no run of this id is known here, or if the store cannot be opened, at which the run will fail.
+        """Return True if the state folder has no run of this id, or if the store cannot be opened. Blocks.
 
-        Blocks.
+        The run itself fails if the store cannot be opened.
         """
         with suppress(StoreError):
             return not ((self.home / "runs" / run_id).exists() or self.store().has(run_id))
         return True
 
     def journal(self, facts: RunState) -> Journal:
-        """Make a run's journal, with what is known of the run. Raises StoreError `receipt_store_failed`."""
+        """Make a run's journal with the first facts about the run. Raises StoreError: `receipt_store_failed`."""
         started_at, backend = canonical.timestamp_at(facts.started_ns), facts.backend.id
         known = {name: facts.added.get(name) for name in ("route", "check")}
         head = head_fact(facts.order, run_id=facts.run_id, started_at=started_at, backend=backend, **known)
         return Journal.create(self.home, facts.run_id, facts.redactor.json(head)[0])
 
     def seal_failed(self, run_id: str, code: str) -> Receipt:
-        """Seal a run of ours as failed, from its journal alone; one that is stored already keeps its receipt. Blocks.
+        """Seal a run as failed from its journal alone; a run that is already stored keeps its receipt. Blocks.
 
         Raises:
             StoreError: `receipt_store_failed`; the next start seals the run.
@@ -319,7 +319,7 @@ class StateFolder:
 
 
 def left_behind(home: Path, store: Store) -> tuple[str, ...]:
-    """Return what killed control planes left and no start has settled yet, a line each. Changes nothing.
+    """Describe what killed control planes left unsettled, one line each, and change nothing.
 
     Raises:
         StoreError: `receipt_store_failed`.
@@ -331,7 +331,7 @@ def left_behind(home: Path, store: Store) -> tuple[str, ...]:
 
 
 def refuse_unknown(state_folder: StateFolder, run_id: str) -> None:
-    """Refuse to take a run that was cut off at work for one that changed nothing. Raises WorkspaceError."""
+    """Refuse a run that was cut off, because its changes are unknown. Raises WorkspaceError."""
     tree = state_folder.kept_of(run_id)
     if tree is not None:
         fact = f"what it changed is not known, as it was cut off; its copy is {tree}"

@@ -1,7 +1,7 @@
-"""Warm hosts: started before the order that they will get, so that a run finds its host with its hello sent.
+"""Starts hosts before their orders, so that a run finds a host that has already sent its hello.
 
-Once a run's agent is done, another host is started with the same setup. A later run takes it if it would start its own
-in the same, which their fingerprints show. A host gets one order and ends with that run.
+Once a run's agent is done, another host is started with the same setup. A later run takes this host if its own setup
+has the same fingerprint. A host gets one order and ends with that run.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from backplane.runtime.backends import Link, ProcessBackend
 from backplane.runtime.setup import HostSetup
 
 KINDS_MAX: Final = 64
-"""Fingerprints that are remembered; the next order after a forgotten one counts as the first again."""
+"""Number of fingerprints remembered; an order whose fingerprint was forgotten counts as the first again."""
 
 
 def fingerprint(setup: HostSetup) -> str | None:
-    """Return a hash of all that a host is started in, but for the name of its folders. Blocking.
+    """Return a hash of a host's setup, except the name of its folders. Blocking.
 
     Returns:
-        None if no host can wait for such an order: it is no program, or it would be in a sandbox around the folder
-        into which the copy is made. Only a host of ours does nothing there before its order.
+        None if no host can wait for such an order: it is no program, its sandbox depends on the copy, or it is a host
+        of the user's that might change the folder of the copy before its order.
     """
     start, order, held, backend = setup.start, setup.order, setup.contained, setup.start.backend
     if not isinstance(backend, ProcessBackend):
@@ -47,7 +47,7 @@ def fingerprint(setup: HostSetup) -> str | None:
     same = (
         (backend.key, backend.command(order, start.environ), setup.isolation, held),
         (order.policy, setup.settings.get("enforcement"), order.workspace.mode, os.path.abspath(order.workspace.root)),
-        # A mount shows the file of its start, whatever takes its name later.
+        # A mount keeps the file that it was made with, even if another file takes its path.
         [_identity(path) for path in mounted if setup.name not in path],
     )
     return hashlib.sha256(repr(same).replace(setup.name, "").encode("utf-8", "surrogateescape")).hexdigest()
@@ -62,11 +62,11 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 class WarmHost:
-    """A host that waits for an order, in a task of its own; it ends if that is cancelled.
+    """A host that waits for an order in its own task; cancelling the task ends the host.
 
     Args:
         key: fingerprint of the order that it waits for.
-        wait_s: seconds that it waits.
+        wait_s: maximum seconds that the host waits.
         ended: called with this host once it has ended.
     """
 
@@ -80,7 +80,7 @@ class WarmHost:
 
     @property
     def waits(self) -> bool:
-        """True if no run wants it and it is not ending."""
+        """True if the host is free: no run wants it, and it is not ending."""
         return not self._is_wanted and not self.task.scope.cancel_called
 
     async def _live(self) -> None:
@@ -93,7 +93,7 @@ class WarmHost:
                 scope.deadline = anyio.current_time() + self._wait_s
                 self._started.set()
                 await anyio.sleep_forever()
-        except Exception:  # The next run that starts such a host meets it again, and says it.
+        except Exception:  # The next run that starts such a host gets the error again and reports it.
             if self.is_taken:
                 raise
         finally:
@@ -105,7 +105,7 @@ class WarmHost:
             self._ended(self)
 
     async def claim(self) -> bool:
-        """Wait for its start and take it for a run; return False if it has ended or was started in something else."""
+        """Take the host for a run once it has started; return False if it has ended or its setup is another."""
         self._is_wanted, scope = True, self.task.scope
         try:
             await self._started.wait()
@@ -115,13 +115,13 @@ class WarmHost:
         if self._link is None or scope.cancel_called or self.setup.key != self.key:
             scope.cancel()
             return False
-        self._link.call_on_exit(lambda: None)  # From now on its exit is the run's to see.
+        self._link.call_on_exit(lambda: None)  # From now on, the run watches for its exit.
         self.is_taken, scope.deadline = True, math.inf
         return True
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Link]:
-        """Give the link of a host that was taken; the end of the block ends the host."""
+        """Yield the connection to a host that was taken, and end the host after the block."""
         assert self._link is not None
         try:
             yield self._link
@@ -134,25 +134,25 @@ class WarmHosts:
     """The warm hosts of one control plane.
 
     Args:
-        most: hosts that wait at once; one more ends the oldest.
-        wait_s: seconds that one waits.
+        most: maximum number of waiting hosts; one more ends the oldest.
+        wait_s: maximum seconds that a host waits.
     """
 
     def __init__(self, most: int, wait_s: float) -> None:
         self._most, self._wait_s = most, wait_s
         self._hosts: list[WarmHost] = []
-        """Those that have not ended, the oldest first."""
+        """Hosts that have not ended, the oldest first."""
         self._seen = deque[str](maxlen=KINDS_MAX)
         """Fingerprints of earlier orders."""
 
     async def take(self, setup: HostSetup) -> WarmHost | None:
-        """Take a host that was started in the same, after its start; None if there is none."""
+        """Take a host with the same setup once it has started; return None if there is none."""
         key = setup.key = await anyio.to_thread.run_sync(fingerprint, setup)
         host = next((host for host in self._hosts if host.waits and host.key == key), None)
         return host if host is not None and await host.claim() else None
 
     def expect(self, setup: HostSetup) -> None:
-        """Start a host for the order after this one, if an order before had the same fingerprint."""
+        """Start a host for the next order like this one, if an earlier order had the same fingerprint."""
         key, waiting = setup.key, [host for host in self._hosts if host.waits]
         if key is None or any(host.key == key for host in waiting):
             return
@@ -165,7 +165,7 @@ class WarmHosts:
         self._hosts.append(WarmHost(following, key, self._wait_s, self._hosts.remove))
 
     async def close(self) -> None:
-        """End the hosts that wait."""
+        """End the hosts that no run has taken."""
         hosts = [host for host in self._hosts if not host.is_taken]
         for host in hosts:
             host.task.scope.cancel()

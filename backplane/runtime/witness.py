@@ -1,4 +1,4 @@
-"""Gathers what the control plane saw of a run, for the judge of its claims: difference and files. Blocks."""
+"""Judges a host's claims about a run by what the control plane saw: the diff and the files. Blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from backplane.receipts.trace import Trace
 from backplane.workspace import Patch, Workspace
 
 FILES_BYTES_MAX: Final = 16 << 20
-"""Bytes of all files that are read for the claims of one run; what an agent writes by one call is kilobytes."""
+"""Total size limit of the files read for the claims of one run; an agent's call usually writes kilobytes."""
 
 
 _decode: Final = cast("Callable[[bytes], AgentEvent]", msgspec.json.Decoder(AgentEvent).decode)
@@ -40,11 +40,11 @@ def judged(
     own_trace: Literal["same", "part", "other"] | None,
     inner: bool | None,
 ) -> dict[str, Json]:
-    """Judge the claims of one run, as `docs/guide/claims.md` says.
+    """Judge the claims of one run, as `docs/guide/claims.md` describes.
 
     Args:
-        trace: read again only where a file differs from the text that a call wrote.
-        diff: the patch as the receipt has it.
+        trace: the run's events, read again only if a file differs from the text that a call wrote.
+        diff: the patch as it is in the receipt.
 
     Raises:
         StoreError: `receipt_store_failed`, the trace cannot be read.
@@ -57,7 +57,7 @@ def judged(
 
 
 def _look(judge: Judge, seen: Seen, claim: Receipt | None, trace: Trace, root: Path) -> Files:
-    """Look at the files that the claims are about."""
+    """Hash the files that the claims are about, and compare them with what the calls wrote."""
     sha256 = _hashes(root, judge.wanted(claim))
     differing = judge.differing(sha256)
     likeness = _compare_texts(root, differing, trace) if differing else {}
@@ -69,7 +69,7 @@ def _look(judge: Judge, seen: Seen, claim: Receipt | None, trace: Trace, root: P
 
 
 def _compare_texts(root: Path, differing: dict[int, str], trace: Trace) -> dict[int, Likeness]:
-    """Compare files with the texts that calls wrote, which stand in the trace alone."""
+    """Compare files with the texts that calls wrote, which only the trace has."""
     found: dict[int, Likeness] = {}
     last = max(differing)
     for number, line in enumerate(trace.lines()):
@@ -115,7 +115,7 @@ def _seen(
 
 
 def _hashes(root: Path, paths: list[str]) -> dict[str, str | None]:
-    """Hash the files at these paths of the workspace; links and what is too long are left out."""
+    """Hash the files at these paths of the workspace, except links and files that are too large."""
     found: dict[str, str | None] = {}
     left, top = FILES_BYTES_MAX, os.path.realpath(root)
     for path in paths:
