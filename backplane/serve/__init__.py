@@ -1,1 +1,1 @@
-"""Backplane as a program for other programs: a host on stdio, and a server of the Model Context Protocol."""
+"""Serves other programs: as a host on stdin and stdout, and as a server of the Model Context Protocol."""

@@ -1,7 +1,7 @@
-"""Backplane as a server of the Model Context Protocol, with the tools `run`, `receipts` and `validate`.
+"""Runs backplane as a server of the Model Context Protocol, with the tools `run`, `receipts` and `validate`.
 
-The server speaks JSON-RPC lines on two descriptors. Asks that the policy leaves open are denied. A run ends with its
-request. When the client goes away, all runs end, and its open requests are answered.
+The server speaks JSON-RPC lines on two descriptors. Asks that the policy leaves open are denied. A run ends if its
+request is cancelled. When the client goes away, all runs end, and the open requests are answered.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ from backplane.runtime.run import Run
 from backplane.schemas.validate import validate
 
 TEXT_CHARS_MAX: Final = 100_000
-"""Longest text in an answer: a model reads far less, and a client may refuse more."""
+"""Maximum length of a text in an answer: a model reads far less, and a client may refuse more."""
 
 ROWS_MAX: Final = 200
 FINDINGS_MAX: Final = 50
-"""Findings listed for one document; further ones are counted."""
+"""Maximum number of findings listed for one document; further findings are only counted."""
 
 DOCUMENT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Largest document: checking it takes seconds at worst. `backplane validate` has no such limit."""
+"""Maximum size of a document, so that checking it takes only seconds; `backplane validate` has no such limit."""
 
 VALIDATIONS_MAX: Final = 4
-"""Documents checked at once, those of dropped requests included; others wait."""
+"""Maximum number of documents checked at once, including those of cancelled requests; others wait."""
 
 ID_CHARS: Final = 80
-"""Longest name of a run in an error."""
+"""Maximum length of a run's name in an error."""
 
 LINE_CHARS: Final = 200
-"""Longest line of progress."""
+"""Maximum length of a progress message."""
 
 RUN_REST_S: Final = 1.0
-"""Seconds for a run to end after stdin; then it is cancelled. Clients send SIGTERM after two seconds."""
+"""Seconds from the end of stdin until open runs are cancelled; clients send SIGTERM after two seconds."""
 
 REST_S: Final = 15.0
-"""Seconds for open requests to be answered after stdin has ended: a host may resist its cancel."""
+"""Seconds for answering open requests after the end of stdin: a host may be slow to obey a cancel."""
 
 
 def _about(description: str, **bounds: Any) -> msgspec.Meta:
@@ -72,9 +72,9 @@ def _about(description: str, **bounds: Any) -> msgspec.Meta:
 
 
 class RunInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Let a coding agent do a piece of work in a folder and seal a receipt of it.
+    """Let a coding agent do a task in a folder, and seal a receipt of the run.
 
-    By default it works in a copy and gives back a patch; the folder stays as it was.
+    By default the agent works in a copy and returns a patch; the folder stays unchanged.
     """
 
     task: Annotated[str, _about("what to do, in words")]
@@ -93,7 +93,7 @@ class RunInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class ReceiptsInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """List the receipts of runs in this server's folder, newest first.
 
-    With an id show one receipt, with its patch, and whether it still verifies.
+    With an id, show one receipt with its patch, and whether the receipt still verifies.
     """
 
     id: Annotated[str | None, _about("a run's id or its beginning")] = None
@@ -110,7 +110,7 @@ class ValidateInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class _Tool(msgspec.Struct, frozen=True):
-    """One tool: its arguments, its title, and the method that runs it."""
+    """A tool of this server: the type of its arguments, its title, and the method that runs it."""
 
     input: type[msgspec.Struct]
     title: str
@@ -118,7 +118,7 @@ class _Tool(msgspec.Struct, frozen=True):
     destructive: bool = False
 
     def row(self, name: str) -> Json:
-        """Return the tool as `tools/list` shows it; the docstring of its arguments describes it."""
+        """Return the tool's entry for `tools/list`; the docstring of `input` is its description."""
         schema = msgspec.json.schema(self.input)["$defs"][self.input.__name__]
         hints = {"readOnlyHint": not self.destructive, "openWorldHint": self.destructive}
         return {
@@ -131,11 +131,11 @@ class _Tool(msgspec.Struct, frozen=True):
 
 
 class McpSession:
-    """One client's conversation.
+    """Serves one client.
 
     Args:
         root: the folder in which runs may work.
-        settings_file: the configuration; None searches as the command line does.
+        settings_file: the configuration file; None searches for one as the command line does.
     """
 
     def __init__(self, root: Path, settings_file: Path | None, environ: Mapping[str, str], version: str) -> None:
@@ -147,10 +147,10 @@ class McpSession:
         """The runs that have not ended."""
 
     async def serve(self, stdin: int, stdout: int) -> int | None:
-        """Answer until stdin ends or a signal comes; then cancel the open runs in order.
+        """Answer requests until stdin ends or a signal comes; then cancel the open runs.
 
         Returns:
-            The signal; None at the end of stdin.
+            The number of the signal; None at the end of stdin.
         """
         self._validations = anyio.CapacityLimiter(VALIDATIONS_MAX)
         self._pipe = Pipe(stdout, stdin, answer=self._answer, hear=self._hear, strict=True, rest_s=REST_S)
@@ -163,7 +163,7 @@ class McpSession:
         return self._signal
 
     async def _heed(self, work: anyio.CancelScope) -> None:
-        """Handle signals until all work has ended; a second signal shortens the ends of the runs."""
+        """Handle signals until all work has ended; a second signal makes the runs end faster."""
         with anyio.open_signal_receiver(*ending_signals()) as received:
             async for number in received:
                 if self._signal is not None:
@@ -175,7 +175,7 @@ class McpSession:
     async def _hear(self, received: Notification) -> None:
         if received.method == "notifications/cancelled" and self._pipe is not None:
             id = received.params.get("requestId")
-            if isinstance(id, str | int) and not isinstance(id, bool):  # In a dict, True is the key 1.
+            if isinstance(id, str | int) and not isinstance(id, bool):  # As a key of a dict, True equals 1.
                 self._pipe.drop(id)
 
     async def _answer(self, asked: Request) -> Json | RpcError:
@@ -202,7 +202,7 @@ class McpSession:
             return _failed(ConfigError("config_invalid", f"arguments of {name}: {error}"))
         try:
             return await _TOOLS[name].call(self, given, asked)
-        except Exception as error:  # The outermost edge: a failed request ends neither the others nor the server.
+        except Exception as error:  # The outermost handler: the server and other requests continue.
             return _failed(unforeseen(error))
 
     async def _run(self, given: RunInput, asked: Request) -> Json:
@@ -215,7 +215,7 @@ class McpSession:
         home = config.home(self._environ)
         async with api.attempting(order, backend=given.backend, settings=settings, home=home) as attempts:
             while True:
-                with ExitStack() as after:  # A run can be cancelled until all of it has ended.
+                with ExitStack() as after:  # The run stays in `_runs` until it has ended completely.
                     async with attempts.begin() as run, anyio.create_task_group() as tasks:
                         self._runs.append(run)
                         after.callback(self._runs.remove, run)
@@ -255,7 +255,7 @@ class McpSession:
         )
 
     def _progress(self, asked: Request) -> Callable[[AgentEvent], Awaitable[None]]:
-        """Return a function that sends an event of a run as progress, if the client asked for that."""
+        """Return a function that reports a run's events as progress if the client asked for progress."""
         meta = asked.params.get("_meta")
         token = meta.get("progressToken") if isinstance(meta, dict) else None
         sent = 0
@@ -291,7 +291,7 @@ class McpSession:
             self._find(store, name)
 
     def _find(self, store: Store, name: str) -> ReceiptRow:
-        """Return the row of a run in this server's folder. Raises like `Store.find`, or PolicyError."""
+        """Return a run's row. Raises like `Store.find`, and PolicyError for a run outside of this server's folder."""
         row = store.find(name)
         if not self._is_here(store, row.run_id):
             fact = f"the run {name[:ID_CHARS]!r} worked outside of {self._root}, the folder of this server"
@@ -344,9 +344,9 @@ def _policy(configured: PolicyProfile | str | None, given: RunInput) -> PolicyPr
 
 
 def summary(receipt: Receipt, name: str | None) -> dict[str, Json]:
-    """Return what a caller needs of a receipt: how the run ended, its cost, and its patch.
+    """Summarise a receipt for a caller: the run's end, its cost, and its patch.
 
-    A patch that is not in the receipt is left out: it contains a secret, or could not be searched for one.
+    The patch is null if the receipt lacks it because it contains a secret, or could not be searched for secrets.
 
     Args:
         name: the configured name of the backend, as `run` takes it; None if it is unknown.
@@ -377,7 +377,7 @@ def _cut(text: str | None) -> str | None:
 
 
 def _line(event: AgentEvent) -> str | None:
-    """Return the line of progress for an event; None for an event that is too small or too frequent."""
+    """Return an event's progress message; None for events that are too small or too frequent to report."""
     if isinstance(event, ToolCall):
         return f"calls {event.tool_name}"[:LINE_CHARS]
     if isinstance(event, AssistantMessage):

@@ -1,7 +1,7 @@
-"""Messages of the protocol for a run of this control plane, for the client that started it.
+"""Encodes the messages about a run of this control plane for the client that started the run.
 
-Events and receipt are written in the canonical bytes in which they are stored, as the last member of their message,
-so that a reader can verify the hash without parsing a number.
+Events and receipt are written as the canonical bytes that are stored, as the last member of their message, so that a
+reader can verify the hash without parsing a number.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class EndedRun(Protocol):
 
 
 def events(ref_id: str, records: list[bytes], *, line_bytes_max: int | None = None) -> bytes:
-    """Return the `event` messages of canonical events, in one piece.
+    """Return the `event` messages for canonical events, as one block of lines.
 
     Args:
-        line_bytes_max: the longest line that the other end reads; None if it is unknown.
+        line_bytes_max: maximum length of a line that the other end reads; None if it is unknown.
 
     Raises:
         ProtocolError: `protocol_invalid_envelope`, an event is longer than the other end reads.
@@ -50,7 +50,7 @@ def events(ref_id: str, records: list[bytes], *, line_bytes_max: int | None = No
     if line_bytes_max is not None and len(lines) > line_bytes_max:
         longest = max(map(len, records)) + len(frame) + 1
         if longest > line_bytes_max:
-            # A canonical form can be longer than what came: `1e5` becomes `100000.0`.
+            # The canonical form can be longer than the received one: `1e5` becomes `100000.0`.
             raise ProtocolError(
                 "protocol_invalid_envelope",
                 f"an event's line of {longest} bytes is over line_bytes_max ({line_bytes_max} bytes)",
@@ -71,7 +71,7 @@ def ending(ended: EndedRun, *, ref_id: str, line_bytes_max: int, as_streamed: bo
     or if an exception is raised, a `fatal` without the receipt is sent.
 
     Args:
-        as_streamed: True if the streamed events are the trace, and nothing else was streamed.
+        as_streamed: True if the streamed events are exactly the receipt's trace.
     """
     begun = False
     try:
@@ -81,11 +81,11 @@ def ending(ended: EndedRun, *, ref_id: str, line_bytes_max: int, as_streamed: bo
     except Exception as error:
         fault = ended.end_error or unforeseen(error)
         line = _fatal(ref_id, fault.message, fault.code) + b"}\n"
-        yield b"\n" + line if begun else line  # Half a line is no message; this one is a line of its own.
+        yield b"\n" + line if begun else line  # The newline ends a message that was written in part.
 
 
 def fatal_of_no_run(fault: BackplaneError) -> bytes:
-    """Return the `fatal` for an error before there was a run."""
+    """Return the `fatal` message for an error before a run was started."""
     code = fault.code if fault.code in CODES else "config_invalid"  # A peer knows only the contract's codes.
     return _fatal(None, _words(fault), code) + b"}\n"
 

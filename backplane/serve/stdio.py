@@ -1,7 +1,7 @@
-"""Backplane as a host: it speaks the protocol on its own stdin and stdout.
+"""Runs backplane as a host, which speaks the protocol on its own stdin and stdout.
 
-Each `run` message starts a run of this control plane. Its events and its sealed receipt are sent in the bytes in which
-they are stored. A client in any language can use it like any host, and so can another backplane.
+Each `run` message starts a run of this control plane. The run's events and sealed receipt are sent as the bytes that
+are stored. A client in any language, or another backplane, can use it like any other host.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from backplane.workspace import archive
 EXTENSIONS: Final = (*sidecar.EXTENSIONS, "many/1", "stage/1")
 
 LADDER_S: Final = 0.9
-"""Seconds that ending an inner run takes beside its host's grace: the stop ladder, the diff and the seal."""
+"""Seconds for ending an inner run after its host's grace period: for stopping the host, the diff and the seal."""
 
 ORDERS_BYTES_MAX: Final = 512 * 1024 * 1024
-"""Bytes of all orders that run or wait: thousands of usual ones, or as many of the largest as memory allows."""
+"""Maximum size of all open orders together: thousands of usual orders, or as many of the largest as memory allows."""
 
 FRAME_BYTES: Final = 1024
-"""Bytes of a line that are reserved for the other end's own id of the run."""
+"""Bytes of a line that are reserved for the id that the other end gave the run."""
 
 PIPE_BYTES: Final = 1024 * 1024
-"""Size of the pipe to the reader of stdout, if the system allows it: with many runs on one pipe, each waits less often.
-It is the largest that Linux gives every user."""
+"""Size of the stdout pipe, if the system allows it, so that many runs on one pipe wait less often for the reader.
+Linux allows every user at most this size."""
 
 _RANK: Final = ("native", "emulated", "restricted", "unsupported")
 
@@ -79,16 +79,16 @@ def main(
     environ: Mapping[str, str],
     make: Callable[[ControlPlane, int], Server] | None = None,
 ) -> tuple[int | None, tuple[str, ...]]:
-    """Serve on this process's stdin and stdout until the end of stdin and of the last run, or until a signal.
+    """Serve on this process's stdin and stdout until stdin and the last run have ended, or until a signal.
 
     Args:
         make: makes the server; None runs the orders in this process.
 
     Returns:
-        The signal, and a line for each run that was interrupted earlier and recovered now.
+        The number of the signal or None, and lines about earlier interrupted runs that were recovered or could not be.
 
     Raises:
-        BrokenPipeError: nobody reads the hello.
+        BrokenPipeError: the reader of stdout closed it before the hello.
     """
     line_bytes_max = settings.limits.line_bytes_max
     below = msgspec.structs.replace(settings.limits, line_bytes_max=max(line_bytes_max - FRAME_BYTES, 1))
@@ -137,7 +137,7 @@ class Server:
         self._orders_bytes += order_bytes
         try:
             ended = await self._run_below(above)
-        except Exception as error:  # The kit would print a traceback; this error is for the client.
+        except Exception as error:  # As a BackplaneError, it reaches the client without a traceback on stderr.
             raise unforeseen(error) from error
         finally:
             self._orders_bytes -= order_bytes
@@ -171,7 +171,7 @@ class Server:
                 with anyio.CancelScope(shield=True):
                     try:
                         await self._forward(above, run)
-                    except BackplaneError:  # The client reads no more.
+                    except BackplaneError:  # The client has stopped reading.
                         raise
                     except Exception as error:
                         run.fail(error)
@@ -184,7 +184,7 @@ class Server:
         return run
 
     async def _forward(self, above: sidecar.HostRun, run: Run) -> None:
-        """Forward the events of a run, in the bytes in which they are stored, until it has ended."""
+        """Forward a run's events, as the bytes that are stored, until the run has ended."""
 
         async def cancel() -> None:
             grace_s = max(above.grace_s - LADDER_S, 0.1)
@@ -198,7 +198,7 @@ class Server:
 
 
 def _asking(above: sidecar.HostRun) -> OnAsk | None:
-    """Return what asks the client about calls that the policy leaves open; None if the client takes no asks."""
+    """Return a function that asks the client about calls that the policy leaves open; None if it takes no asks."""
     if "ask/1" not in above.extensions:
         return None
 
@@ -220,11 +220,11 @@ def as_uuid(text: str) -> str | None:
 
 
 def _in_place(order: WorkOrder) -> WorkOrder:
-    """Change an order to work in its root, all of it: a client without `stage/1` has staged it already."""
+    """Change an order to work directly in its whole root: a client without `stage/1` has already staged the files."""
     workspace = msgspec.structs.replace(order.workspace, mode="pass_through", include=(), exclude=())
     return msgspec.structs.replace(order, workspace=workspace)
 
 
 def _at(order: WorkOrder, folder: Path) -> WorkOrder:
-    """Change an order without a root to work in an empty folder, and never in our current folder."""
+    """Change an order without a root to work in the empty `folder`, and never in our current folder."""
     return msgspec.structs.replace(order, workspace=msgspec.structs.replace(order.workspace, root=str(folder)))
