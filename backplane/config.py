@@ -1,7 +1,7 @@
-"""Settings: merges a TOML file, the environment and flags into one frozen struct.
+"""Merges a TOML file, the environment and flags into one frozen struct of settings.
 
-Flags replace variables, and variables replace the file. This module also finds the state folder, and makes a child's
-environment. It reads nothing at import.
+Flags override variables, and variables override the file. This module also finds the state folder, and builds the
+environment of child processes. Importing it reads nothing.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ FILE_NAME: Final = "backplane.toml"
 PREFIX: Final = "BACKPLANE_"
 
 SECONDS_MAX: Final = 31_536_000.0
-"""Longest time of a setting: a year. Clocks of the system overflow at longer ones, as at infinity."""
+"""Maximum time of a setting: a year. Much longer times, and infinity, overflow the system's clocks."""
 
 TOML_BYTES_MAX: Final = 1024 * 1024
-"""Longest configuration: a file with a hundred backends has some 20 KiB."""
+"""Maximum size of a configuration: a file with a hundred backends has about 20 KiB."""
 
 COUNT_MAX: Final = 2**53
-"""Largest count or size of a setting: every program that reads JSON has it exactly."""
+"""Maximum count or size of a setting: every JSON reader can represent it exactly."""
 
 Environ = Mapping[str, str]
 Isolation = Literal["required", "best_effort", "off"]
@@ -43,19 +43,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Limits on times, sizes and numbers; times are in seconds.
 
     Attributes:
-        hello_s: Longest time from start to hello; slow vendor programs take 3 s, and 6 s from a cold disk.
-        idle_s: Silence after which a run ends: a model may think for minutes, but not for five.
-        tool_s: Longest silence while a tool's call is open; a quiet build takes many minutes.
-        run_s: Longest run; None is no limit, because only the caller knows how long the task may take.
-        cancel_grace_s: Time for a child to end by itself and to write its files; a person who pressed Ctrl-C waits for
-            it.
+        hello_s: Time limit from start to hello; slow vendor programs take 3 s, and 6 s from a cold disk.
+        idle_s: Silence after which a run ends; a model may think for minutes, but not for five.
+        tool_s: Silence after which a run ends while a tool's call is open; a quiet build takes many minutes.
+        run_s: Time limit of a run; None is no limit, because only the caller knows how long the task may take.
+        cancel_grace_s: Time for a cancelled child to write its files and end; a person who pressed Ctrl-C waits for it.
         ask_s: Time for a person to answer a question.
-        line_bytes_max: Longest line of the protocol: images in base64 need more than 1 MiB.
-        runs_max: Runs at once: each may be an agent of 200 MB, and a laptop must bear all of them.
-        warm_max: Started hosts that wait for a next order; 0 starts each host when its order comes.
-        warm_s: Time that a started host waits: a pause between two turns, not a night.
-        workspace_bytes_max: Largest staged copy: larger than big repositories, smaller than a disk.
-        workspace_files_max: Most files in a staged copy: several times those of the largest known repositories.
+        line_bytes_max: Maximum length of a line of the protocol; images in base64 need more than 1 MiB.
+        runs_max: Maximum number of runs at once; each may be an agent of 200 MB, and a laptop must have room for all.
+        warm_max: Maximum number of started hosts that wait for an order; 0 starts each host when its order comes.
+        warm_s: Time that a started host waits for an order; enough for a pause between two turns.
+        workspace_bytes_max: Maximum size of a staged copy; larger than big repositories, smaller than a disk.
+        workspace_files_max: Maximum number of files in a staged copy; the largest known repositories have far fewer.
     """
 
     hello_s: Seconds = 10.0
@@ -73,30 +72,29 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[backends.NAME]`: a command, or a shipped host by name.
+    """One backend, `[backends.NAME]`: a command, or the name of a shipped host.
 
     Attributes:
         command: Program and arguments; `load` makes relative paths in it absolute.
         host: Name of a shipped host.
-        env: Variables added to the child's environment; the value `$B` takes our variable B.
-        options: Settings of a shipped host: `contracts/options.md` lists them for each host.
-        remote: True if the host works on another machine: nothing is staged on this one.
+        env: Variables added to the child's environment; the value `$B` takes backplane's variable B.
+        options: Settings of a shipped host; `contracts/options.md` lists them for each host.
+        remote: True if the host works on another machine; then no files are staged on this machine.
         writable: Files and folders outside of the workspace that a contained host may change, such as its own state;
-            `~` is the home folder, and relative paths count from the file's folder.
+            `~` is the home folder, and relative paths count from the configuration file's folder.
         credentials: Credential stores that a contained host may read, for example `git`: `contracts/credentials.md`
             lists them.
         key_proxy: True if the host gets a placeholder for its model's key, and a proxy of backplane inserts the key;
-            see `contracts/isolation.md`. None takes the setting of all backends.
-        models: Models that the router may choose on it, its own default first; empty means only the default.
-        group: Group of the backend: the router takes backends of one group as instances of one; None is a group of its
+            see `contracts/isolation.md`. None takes the top-level `key_proxy`.
+        models: Models that the router may choose on this backend, the default first; empty means only the default.
+        group: Name of a group of backends that the router treats as instances of one backend; None is a group of its
             own.
-        runs_max: Most runs at once that the router gives it; None takes `runs_max` of `[limits]`.
-        runs_per_minute: Most runs that the router starts on it in a minute; None is no limit.
-        endpoints: Addresses that the host may always connect to, whatever the rules on the network: `host` or
-            `host:port`.
+        runs_max: Maximum number of runs at once that the router starts on it; None takes `runs_max` of `[limits]`.
+        runs_per_minute: Maximum number of runs that the router starts on it in a minute; None is no limit.
+        endpoints: Addresses, `host` or `host:port`, that the host may connect to whatever the network rules are.
         idle_s: Silence after which a run ends; replaces `idle_s` of `[limits]`.
-        tool_s: Longest silence while a tool's call is open; replaces `tool_s` of `[limits]`.
-        run_s: Longest run; replaces `run_s` of `[limits]`.
+        tool_s: Silence after which a run ends while a tool's call is open; replaces `tool_s` of `[limits]`.
+        run_s: Time limit of a run; replaces `run_s` of `[limits]`.
 
     Raises:
         ValueError: both or neither of `command` and `host` are given, or the command is empty.
@@ -123,7 +121,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         _check_start(self.command, "host", self.host)
 
     def limits_over(self, limits: Limits) -> Limits:
-        """Return limits in which this backend's own replace the given ones."""
+        """Return a copy of `limits`, overridden by this backend's own limits."""
         own = {name: getattr(self, name) for name in _OVERRIDES if getattr(self, name) is not None}
         return msgspec.structs.replace(limits, **own)
 
@@ -132,7 +130,7 @@ _OVERRIDES: Final = ("idle_s", "tool_s", "run_s")
 
 
 def _check_start(command: tuple[str, ...] | None, other: str, value: str | None) -> None:
-    """Refuse settings without exactly one way to start. Raises ValueError."""
+    """Check that exactly one of `command` and the other setting is given. Raises ValueError."""
     if (command is None) == (value is None):
         raise ValueError(f"exactly one of `command` and `{other}` must be given")
     if command is not None and (not command or not command[0]):
@@ -140,22 +138,22 @@ def _check_start(command: tuple[str, ...] | None, other: str, value: str | None)
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[routing.models."NAME"]`: facts about a model that replace the router's own."""
+    """Facts about one model, `[routing.models."NAME"]`, which replace the router's own."""
 
     prices: dict[str, Any] | None = None
-    """Prices in US dollars for a million tokens: input, output, cache_read, cache_write."""
+    """Prices in US dollars per million tokens: input, output, cache_read, cache_write."""
     context_tokens: Count | None = None
-    """Most tokens of a request and its answer together."""
+    """Token limit of a request and its answer together."""
     output_tokens: Count | None = None
-    """Most tokens of an answer."""
+    """Token limit of an answer."""
 
 
 class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[routing]`: the choice of a backend for an order that names none; see `docs/guide/routing-rule.md`.
+    """Rules for choosing the backend of an order that names none, `[routing]`; see `docs/guide/routing-rule.md`.
 
     Attributes:
-        strategy: The measure by which the router chooses among the backends that can take an order.
-        quality: Backends, or `BACKEND/MODEL`, in the order of their quality, the best first.
+        strategy: Measure by which the router chooses among the backends that can take an order.
+        quality: Backends, or `BACKEND/MODEL`, ordered by quality, the best first.
         models: Facts about models, by the models' names.
     """
 
@@ -165,11 +163,11 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 HOOK_MS: Final = 30_000
-"""Default time for a hook's answer: a linter or a small test takes seconds."""
+"""Default time limit for a hook's answer: a linter or a small test takes seconds."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[mcp_servers.NAME]`: a server of tools for every agent that can be its client.
+    """One MCP server, `[mcp_servers.NAME]`: its tools are for every agent that can be its client.
 
     Raises:
         ValueError: both or neither of `command` and `url` are given, or the command is empty.
@@ -180,27 +178,27 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     url: str | None = None
     """Address of a server that speaks streamable HTTP."""
     env: dict[str, str] = {}
-    """Variables added to the command's environment; the value `$B` takes our variable B."""
+    """Variables added to the command's environment; the value `$B` takes backplane's variable B."""
     headers: dict[str, str] = {}
-    """Headers sent to the address; the value `$B` takes our variable B."""
+    """Headers sent to the address; the value `$B` takes backplane's variable B."""
     required: bool = False
-    """True if a run is refused whose host cannot use the server; otherwise the receipt names the missing servers."""
+    """True refuses a run whose host cannot use the server; otherwise the run's receipt names the missing servers."""
     tool_s: Seconds | None = None
-    """Longest call of a tool by the host `api`; None takes the smaller of `idle_s` and `tool_s` in `[limits]`."""
+    """Time limit of a tool's call by the host `api`; None takes the smaller of `idle_s` and `tool_s` in `[limits]`."""
 
     def __post_init__(self) -> None:
         _check_start(self.command, "url", self.url)
 
 
 class HookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[hooks]]`: a command that is called before or after a tool runs.
+    """One hook, `[[hooks]]`: a command that is called before or after a tool runs.
 
     Attributes:
-        event: The moment of the call: before or after a tool runs.
+        event: Moment of the call, before or after a tool runs.
         command: Program and arguments; `load` makes relative paths in it absolute.
         tools: Globs for the names of tools, both the agent's and the neutral ones.
         name: Name in the receipt; empty takes the program's name.
-        timeout_ms: Time for its answer, in milliseconds.
+        timeout_ms: Time limit for the hook's answer, in milliseconds.
         on_failure: Decision that counts if the hook fails, is late, or was not called.
     """
 
@@ -219,16 +217,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         default_backend: Backend for an order that names none.
         backends: Backends by name, in addition to the shipped ones.
         limits: Limits on times, sizes and numbers.
-        isolation: Isolation of a host from everything outside of its workspace; an order can only be stricter.
-        key_proxy: True if shipped hosts that ask a model get a placeholder for its key; see `key_proxy` of
+        isolation: Isolation of a host from everything outside of its workspace; an order can only make it stricter.
+        key_proxy: True if shipped hosts that call a model get a placeholder for the model's key; see `key_proxy` of
             `[backends.NAME]`.
-        policy: Policy of orders without one: `default`, `strict`, `ci`, a file, whose path is absolute after `load`, or
+        policy: Policy of orders without one: `default`, `strict`, `ci`, the path of a file (absolute after `load`), or
             rules in a table `[policy]`.
-        signing_key: File with the Ed25519 key that signs every receipt, absolute after `load`; a variable may contain
-            the key, as PEM or 64 hexadecimal digits. None signs nothing.
+        signing_key: Path of the Ed25519 key that signs every receipt (absolute after `load`); a variable may contain
+            the key itself, as PEM or 64 hexadecimal digits. None signs nothing.
         hooks: Hooks that are called for the tools of every run.
-        mcp_servers: MCP servers by name; a server of the same name in a backend or an order replaces one.
-        routing: The choice of a backend for an order that names none.
+        mcp_servers: MCP servers by name; a backend or an order may replace a server by another of the same name.
+        routing: Rules for choosing the backend of an order that names none.
     """
 
     default_backend: str | None = None
@@ -247,10 +245,10 @@ def tighter(configured: Isolation, asked: object) -> Isolation:
     """Return the stricter of the configuration's isolation and an order's.
 
     Args:
-        asked: the order's value; None is no value.
+        asked: the isolation that the order asks for; None if it asks for none.
 
     Raises:
-        PolicyError: `policy_invalid`, the order's value is unknown.
+        PolicyError: `policy_invalid`, the order's isolation is unknown.
     """
     words: tuple[Isolation, ...] = ("off", "best_effort", "required")
     if asked is None:
@@ -266,19 +264,19 @@ _LIMITS: Final = {field.name: field.type for field in msgspec.structs.fields(Lim
 _TABLES: Final = ("backends", "limits", "hooks", "mcp_servers", "routing")
 _PLAIN: Final = {field.name: field.type for field in msgspec.structs.fields(Settings) if field.name not in _TABLES}
 SINGLE: Final[dict[str, Any]] = {**_PLAIN, "policy": str | None, **_LIMITS}
-"""Settings that a flag or a variable can give; the variable is `BACKPLANE_` and the name in capitals."""
+"""Settings that a flag or a variable can give; the variable's name is `BACKPLANE_` and the setting in capitals."""
 
 OTHER_VARIABLES: Final = ("HOME", "CONFIG", "DEBUG")
-"""Variables with our prefix that are no settings: the state folder, the file to read, and tracebacks."""
+"""Variables with our prefix that are no settings: the state folder, the configuration file, and tracebacks."""
 
 SHIPPED_POLICIES: Final = ("default", "strict", "ci")
-"""Names that `policy` takes in addition to a file; `./strict` is a file."""
+"""Names of policies that `policy` takes in addition to a file's path; `./strict` is a path."""
 
 
 def load(
     path: Path | str | None, environ: Environ, cwd: Path, flags: Mapping[str, str | float | None] | None = None
 ) -> Settings:
-    """Merge the file, the environment and the flags.
+    """Load the settings: merge the configuration file, the environment and the flags.
 
     Args:
         path: the file to read; None takes the file that `find_file` finds, if any.
@@ -299,17 +297,17 @@ def load(
 
 
 def find_file(environ: Environ, cwd: Path) -> Path | None:
-    """Return the configuration's file: `$BACKPLANE_CONFIG`, `./backplane.toml`, the user's, or None.
+    """Return the path of the configuration file: `$BACKPLANE_CONFIG`, `./backplane.toml`, the user's, or None.
 
     Raises:
-        ConfigError: `config_invalid`, one of the latter two is no regular file.
+        ConfigError: `config_invalid`, `./backplane.toml` or the user's file is a pipe, a device or a socket.
     """
     if environ.get(PREFIX + "CONFIG"):
         return cwd / environ[PREFIX + "CONFIG"]
     folder = _absolute(environ, "XDG_CONFIG_HOME") or user_folder(environ) / ".config"
     for file in (cwd / FILE_NAME, folder / "backplane" / FILE_NAME):
         if os.path.lexists(file):
-            # The user did not name it: a pipe or a device must not block us.
+            # The user did not name this file, so a pipe or a device must not block us.
             if file.exists() and not (file.is_file() or file.is_dir()):
                 raise ConfigError("config_invalid", f"the configuration {file} is no file", hint="remove it")
             return file
@@ -317,10 +315,10 @@ def find_file(environ: Environ, cwd: Path) -> Path | None:
 
 
 def parse(data: bytes, *, source: str, folder: Path) -> Settings:
-    """Read the text of a configuration.
+    """Read the text of a configuration file, and make its relative paths absolute.
 
     Args:
-        source: its name in errors.
+        source: the file's name in errors.
         folder: the folder that relative paths count from.
 
     Raises:
@@ -339,9 +337,9 @@ def parse(data: bytes, *, source: str, folder: Path) -> Settings:
 
 
 def checked(settings: Settings) -> Settings:
-    """Check settings built by a program by the rules for a configuration file; paths in them stay unchanged.
+    """Check settings that a program built, by the rules for a configuration file; relative paths stay unchanged.
 
-    As in a file, a table (here a dict) may stand for a backend or the limits, and a list for a tuple.
+    As in a file, a dict may replace the struct of a backend or the limits, and a list may replace a tuple.
 
     Raises:
         ConfigError: `config_invalid`, with the member, its value and the choices.
@@ -364,7 +362,7 @@ def checked_limits(limits: Limits) -> Limits:
 
 
 def _as_table(value: Any) -> Any:
-    """Return a struct as the table of a file."""
+    """Convert structs to dicts, and tuples to lists, as a TOML file gives them."""
     if isinstance(value, msgspec.Struct):
         return {name: _as_table(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):
@@ -412,7 +410,7 @@ _NAME_RULES: Final = {
 
 
 def _named(tables: Any, section: str, shape: type[Any], names: re.Pattern[str]) -> dict[str, Any]:
-    """Convert the tables of a section, such as `[backends.NAME]`, by their names. Raises _Wrong."""
+    """Convert all tables of a section, such as `[backends.NAME]`; check their names. Raises _Wrong."""
     if not isinstance(tables, dict):
         raise _Wrong((section,), f"`{section}` must be a table")
     for name in tables:
@@ -445,18 +443,18 @@ def read_toml(data: bytes) -> dict[str, Any]:
 
     Raises:
         ValueError: the text is no UTF-8, no TOML, or longer than `TOML_BYTES_MAX`.
-        RecursionError: the text is nested too deep.
+        RecursionError: the text is nested too deeply.
     """
-    import tomllib  # Most runs have no file to read.
+    import tomllib  # Most runs read no file.
 
     if len(data) > TOML_BYTES_MAX:
         raise ValueError(f"over {TOML_BYTES_MAX} bytes")
-    # With a newline at the end, an error on the last line has a number, too.
+    # With a newline at the end, an error on the last line also gets a line number.
     return tomllib.loads(data.decode() + "\n")
 
 
 def _key_place(key: str | None, folder: Path) -> str | None:
-    """Make the path of a key absolute; a key itself is returned unchanged."""
+    """Make the path of a key file absolute; return a key itself unchanged."""
     is_key = key is None or key.lstrip().startswith("-----BEGIN") or _KEY.fullmatch(key) is not None
     return key if key is None or is_key else str(folder / key)
 
@@ -469,7 +467,7 @@ def _policy_place(policy: str | PolicyProfile | None, folder: Path) -> str | Pol
 
 
 def _rules(table: dict[str, Any]) -> PolicyProfile:
-    """Return the rules of `[policy]`; an unknown name is an error, as in a policy's own file. Raises _Wrong."""
+    """Convert the table `[policy]`; an unknown name is an error, as in a policy's own file. Raises _Wrong."""
     known = PolicyProfile.__struct_fields__
     for name in table:
         if name not in known:
@@ -491,8 +489,8 @@ def _backend_in(backend: BackendSettings, folder: Path) -> BackendSettings:
 def absolute_command(command: tuple[str, ...], folder: Path) -> tuple[str, ...]:
     """Make a command independent of the current folder.
 
-    A word is a relative path when it is the program and has a slash, when it begins with `./` or
-    `../`, or when a file of that name exists in `folder`; a bare program name is left to PATH.
+    Relative paths count from `folder`: the program if it has a slash, and any other word that begins with `./` or
+    `../` or is the name of a file in `folder`. A program without a slash is searched in PATH.
     """
     program, *words = command
     first = str(folder / program) if "/" in program else program
@@ -506,19 +504,19 @@ def _absolute_word(word: str, folder: Path) -> str:
         return str(folder / word)
     try:
         return str(folder / word) if (folder / word).is_file() else word
-    except OSError:  # A script of thousands of letters is no file name.
+    except OSError:  # A script of thousands of letters, as one word, is no file name.
         return word
 
 
 def home(environ: Environ) -> Path:
-    """Return the state directory; make it with mode 0700 if it is missing.
+    """Return the state folder; create it with mode 0700 if it is missing.
 
     Raises:
-        StoreError: `receipt_store_failed`, it cannot be made.
+        StoreError: `receipt_store_failed`, the folder cannot be created, or its name is not UTF-8.
     """
     path = home_path(environ)
     try:
-        # Hosts get its name in JSON, which cannot contain such a name.
+        # Hosts get the path in JSON, which can contain only UTF-8.
         str(path).encode()
     except UnicodeEncodeError as error:
         shown = os.fsencode(path).decode("utf-8", "backslashreplace")
@@ -540,7 +538,7 @@ def home(environ: Environ) -> Path:
 
 
 def home_path(environ: Environ) -> Path:
-    """Return the path of the state directory, without making it.
+    """Return the path of the state folder, without creating it.
 
     Raises:
         ConfigError: `config_invalid`, the path begins with `~USER`, and there is no such user.
@@ -552,7 +550,7 @@ def home_path(environ: Environ) -> Path:
 
 
 def absolute(path: str | os.PathLike[str], called: str) -> Path:
-    """Return a path as an absolute one, with `~` expanded; a relative one counts from the current folder.
+    """Make a path absolute: expand `~`, and resolve a relative path against the current folder.
 
     Args:
         called: the path's name in an error.
@@ -568,18 +566,18 @@ def absolute(path: str | os.PathLike[str], called: str) -> Path:
 
 
 def user_folder(environ: Environ) -> Path:
-    """Return the user's home directory, from HOME or the system's list of users."""
+    """Return the user's home folder, from HOME or the system's list of users."""
     if environ.get("HOME"):
         return Path(environ["HOME"]).absolute()
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
-        # A container may run as a number without a name; login gives such a user "/".
+        # A container may run as a user id that the system does not list; login gives such a user "/".
         return Path("/")
 
 
 def _absolute(environ: Environ, name: str) -> Path | None:
-    """Return the path in a variable of the XDG rules, which ignore a relative one."""
+    """Return the path in an XDG variable; None if the path is not absolute, because XDG ignores such paths."""
     value = environ.get(name, "")
     return Path(value) if value.startswith("/") else None
 
@@ -594,11 +592,11 @@ _PASSED_ON: Final = frozenset(
 def child_environment(
     settings_env: Mapping[str, str], order_env: Mapping[str, str], environ: Environ
 ) -> dict[str, str]:
-    """Return the whole environment of a child; it inherits no other variables of ours.
+    """Return the complete environment of a child process; the child inherits no other variables.
 
     Args:
         settings_env: a backend's `env`, with its `$B` already replaced.
-        order_env: an order's `config.env`, which replaces the others.
+        order_env: an order's `config.env`, which overrides the other variables.
 
     Raises:
         ConfigError: `config_invalid`, a name in the order cannot be a variable.
@@ -615,7 +613,7 @@ def _is_variable(name: str, value: str) -> bool:
 
 
 def unknown_variables(environ: Environ) -> list[str]:
-    """Return unknown variables with our prefix: misspelt ones, or those of a host or a newer version."""
+    """Return the names of unknown variables with our prefix: misspelt ones, or those of a host or a newer version."""
     known = {PREFIX + name.upper() for name in (*SINGLE, *OTHER_VARIABLES)}
     return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
 
@@ -644,7 +642,7 @@ _IN_WORDS: Final = {"float": "a number", "int": "a whole number", "bool": "true 
 
 
 def _with(settings: Settings, given: Mapping[str, Any], cwd: Path) -> Settings:
-    """Replace settings of a file by given ones; a given time replaces those of all backends."""
+    """Override a file's settings by given ones; a given time limit also overrides those of all backends."""
     plain = {name: given[name] for name in _PLAIN if name in given}
     if "policy" in plain:
         plain["policy"] = _policy_place(plain["policy"], cwd)
@@ -663,7 +661,7 @@ def _with(settings: Settings, given: Mapping[str, Any], cwd: Path) -> Settings:
 def _read_bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(TOML_BYTES_MAX + 1)  # `--config` may name an endless device; `read_toml` refuses more.
+            return file.read(TOML_BYTES_MAX + 1)  # A device may be endless; `read_toml` refuses a longer text.
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         hint = f"name a file that this user can read (--config, {PREFIX}CONFIG), or none"
@@ -671,7 +669,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _typed(value: Any, shape: type[Any], place: tuple[str, ...]) -> Any:
-    """Convert a table to its type. Raises _Wrong, with the member's name and the allowed values."""
+    """Convert a table to a type. Raises _Wrong, with the member's name and the allowed values."""
     try:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
@@ -689,7 +687,7 @@ _NAMES_IN: Final = re.compile(r"""[\w-]+|(?<=")[^"]+(?=")|(?<=')[^']+(?=')""")
 
 
 def _line_of(text: str, path: tuple[str, ...]) -> int | None:
-    """Return the line that names a member: after the line of its table, the next one whose key has the name."""
+    """Return the number of a member's line: the first line below its table's header whose key has its name."""
     lines, at = text.splitlines(), -1
     for name in path:
         for number, line in enumerate(lines[max(at, 0) :], max(at, 0)):
@@ -698,5 +696,5 @@ def _line_of(text: str, path: tuple[str, ...]) -> int | None:
                 at = number
                 break
         if at >= 0 and lines[at].startswith("[["):
-            return None  # The path does not name one of several tables.
+            return None  # The path does not say which of several tables has the fault.
     return at + 1 if at >= 0 else None
