@@ -4,14 +4,14 @@
     ├── ProtocolError     the peer broke a rule of the protocol
     ├── ContractError     a value does not follow the contract
     ├── BackendError      a backend could not be started, or it failed
-    ├── PolicyError       the policy forbids it, or cannot be read
+    ├── PolicyError       the policy forbids an action, or cannot be read
     ├── CapabilityError   the order needs a capability that the backend does not have
     ├── WorkspaceError    files could not be staged, compared or changed
     ├── StoreError        a receipt could not be stored, or does not verify
     ├── TranslationError  JSON of one dialect could not be written in another
     ├── ConfigError       configuration or usage is wrong
-    ├── RunCancelledError the caller ended a run; never in a message
-    └── ProviderError     a turn of a session failed (`providers.failures`); its code is the provider interface's
+    ├── RunCancelledError the caller ended the run; no message has its code
+    └── ProviderError     a turn of a session failed (`providers.failures`), with a code of the provider interface
 
 The codes are stable strings that every peer knows; messages may change.
 """
@@ -28,7 +28,7 @@ FaultOwner = Literal["caller", "control", "host", "upstream", "machine"]
 
 
 def install_hint(extra: str) -> str:
-    """Return the next step for a missing extra. The name `backplane` on the public index is another project's."""
+    """Return the next step for a missing extra. On the public index, `backplane` is another project."""
     return f"install the extra {extra!r}: pip install '.[{extra}]' in the checkout, or pip install 'WHEEL[{extra}]'"
 
 
@@ -40,7 +40,7 @@ class CodeFacts(msgspec.Struct, frozen=True):
     exit_code: int
     """Exit code of a command that ends with this error (see `cli`)."""
     provider_code: str = "unknown"
-    """The nearest of the seven codes of the provider interface."""
+    """The nearest of the provider interface's seven codes."""
     retryable: bool = False
     ours: bool = True
     """False if only peers use the code."""
@@ -122,16 +122,16 @@ CODES: Final[dict[str, CodeFacts]] = {
     ),
     "internal": CodeFacts("A fault of this program.", "control", 1),
 }
-"""The contract's 44 codes; append-only. Peers with a closed set refuse any other."""
+"""The contract's 44 error codes: append-only, because peers with a closed set refuse any other code."""
 
 DENIAL: Final = "refused by backplane"
-"""Beginning of our proxies' answer to a request that a rule or a limit forbids; readers report `policy_denied`."""
+"""First words of a proxy's answer to a request that a rule or a limit forbids; its readers report `policy_denied`."""
 
 OWN_CODES: Final[dict[str, CodeFacts]] = {
     "usage_invalid": CodeFacts("A command was called with wrong words or options.", "caller", 2, "invalid_request"),
     "run_cancelled": CodeFacts("The caller ended the run.", "caller", 1),
 }
-"""Codes that only the command line and the Python API use; no message and no receipt has them."""
+"""Error codes that only the command line and the Python API use; no message or receipt has them."""
 
 STEPS: Final[dict[str, str]] = {
     "protocol_invalid_envelope": "check the host: backplane conform -- COMMAND",
@@ -212,7 +212,7 @@ class BackplaneError(Exception):
         code: one of `CODES` or `OWN_CODES`; anything else becomes `internal` and is kept in `foreign_code`.
         message: the fact, with the limit or the name involved.
         hint: the next step for the reader.
-        evidence: exit code, last lines of the child's stderr, or part of a line; the code that prints it escapes it.
+        evidence: the exit code, the last lines of the child's stderr, or part of a line; not yet escaped for printing.
     """
 
     def __init__(self, code: str, message: str, *, hint: str | None = None, evidence: str | None = None) -> None:
@@ -251,7 +251,7 @@ class BackendError(BackplaneError):
 
 
 class PolicyError(BackplaneError):
-    """The policy forbids it, or cannot be read."""
+    """The policy forbids an action, or cannot be read."""
 
 
 class CapabilityError(BackplaneError):
@@ -289,21 +289,21 @@ _FAMILIES: Final[dict[type[BackplaneError], tuple[str, ...]]] = {
     TranslationError: ("mapping_", "dialect_", "ir_"),
     ConfigError: ("config_",),
 }
-"""Exception → beginnings of its codes; the first that fits counts."""
+"""Exception type → prefixes of its codes; the first matching type counts."""
 
 
 def from_code(code: str, message: str, *, hint: str | None = None, evidence: str | None = None) -> BackplaneError:
-    """Build the error for a code from a message; an unknown code becomes `internal`."""
+    """Build an error of the type for its code; an unknown code becomes `internal`."""
     family = next((kind for kind, prefixes in _FAMILIES.items() if code.startswith(prefixes)), BackplaneError)
     return family(code, message, hint=hint, evidence=evidence)
 
 
 FRAMES_MAX: Final = 6
-"""Innermost frames that the error for an unexpected exception names."""
+"""Number of innermost frames in the error for an unexpected exception."""
 
 
 def unforeseen(error: BaseException) -> BackplaneError:
-    """Build the error for an unexpected exception; an error of this tree is returned unchanged, out of its group."""
+    """Convert an unexpected exception to a BackplaneError; return a BackplaneError unchanged, even from a group."""
     found = leaves(error)
     known = next((leaf for leaf in found if isinstance(leaf, BackplaneError)), None)
     known = known or next(filter(None, map(_of_the_machine, found)), None)
@@ -320,7 +320,7 @@ def unforeseen(error: BaseException) -> BackplaneError:
 
 
 def _of_the_machine(error: BaseException) -> BackplaneError | None:
-    """Build the error for a resource that the machine lacks; None for any other exception."""
+    """Build the error for a resource that the machine lacks; return None for any other exception."""
     if "No usable temporary directory" in str(error):
         fact = "there is no folder for temporary files that can be written"
         return BackendError("backend_unavailable", fact, hint="set TMPDIR to one")
@@ -341,25 +341,25 @@ _HINTS: Final = {
     errno.EAGAIN: ("Resource temporarily unavailable", "too many processes or threads; raise the limit (ulimit -u)"),
     errno.ENOSPC: ("No space left on device", "free some space"),
 }
-"""Number of a system error → its text and the next step."""
+"""Error number of the system → its text and the next step."""
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """Return the errors in a group; a task group makes a group even of a single one."""
+    """Return all exceptions in a group; a task group wraps even a single one in a group."""
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in leaves(inner)]
     return [error]
 
 
 def require_type(value: object, kinds: Any, what: str, hint: str) -> None:
-    """Refuse a value of another type.
+    """Check that a value has an allowed type.
 
     Args:
-        kinds: types, as for `isinstance`.
-        what: names the value at the beginning of the error, for example "the order".
+        kinds: the allowed types, as for `isinstance`.
+        what: the value's name at the beginning of the error, for example "the order".
 
     Raises:
-        ConfigError: `config_invalid`, the value is of no such type.
+        ConfigError: `config_invalid`, the value has another type.
     """
     if not isinstance(value, kinds):
         raise ConfigError("config_invalid", f"{what} is a value of the type {type(value).__name__}", hint=hint)

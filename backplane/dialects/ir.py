@@ -1,8 +1,8 @@
-"""The neutral conversation between dialects: what was asked, what was answered, what was lost.
+"""The neutral form between dialects: types for requests, answers, streams, and the losses of a translation.
 
-A dialect reads its vendor's JSON into these values and writes it from them. What the portable part
-cannot say waits in `ext`, by dialect, and goes back only to the dialect it came from.
-Never on the wire, so free to change; no vendor is known here and nothing is translated here.
+A dialect reads its vendor's JSON into these values, and writes JSON from them. Members without a portable form stay in
+`ext`, by dialect, and are written only to the dialect that they came from. The values are never sent, so their types
+are free to change. This module knows no vendor and translates nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,7 @@ import msgspec
 from backplane.contract.canonical import Json
 
 Ext = dict[str, dict[str, Any]]
-"""Dialect → native member → value.
-
-A key with `/` is a path below the node; one that begins with `#` is shape memory: how the vendor wrote
-something the portable part already says (text or list, null or absent, spelling). With `##` it is nothing that
-another vendor could miss.
-"""
+"""Dialect → native member → value. A key is a path below the node; with `../`, below the item that has the block."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 Stop = Literal[
@@ -38,20 +33,20 @@ LossKind = Literal["dropped", "degraded", "synthesised", "refused"]
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What everything in a conversation has."""
+    """The base of most values: the source of a value, and its members without a portable form."""
 
     at: str = ""
-    """JSON pointer to where it was read; empty for the whole document or for what was made here."""
+    """JSON pointer to the node's source; empty for the whole document, or if backplane made the node."""
     ext: Ext = {}
     raw: Any = None
-    """The native object that it was read from; its own dialect writes it again while reading it yields this node."""
+    """The native object that the node was read from; its dialect writes it again while it still reads as this node."""
 
 
 # Parts ----------------------------------------------------------------------------------------------------------------
 
 
 class Citation(Node, frozen=True, kw_only=True, gc=False):
-    """Where a text says it is from; `start` and `end` count characters of the text it stands on."""
+    """A text's reference to a source; `start` and `end` are positions in the text, in characters."""
 
     kind: str
     url: str | None = None
@@ -65,47 +60,47 @@ class Part(Node, frozen=True, kw_only=True, gc=False):
     """One block of a message."""
 
     signature: str | None = None
-    """The vendor's proof that it made this block; worthless to any other vendor."""
+    """The vendor's proof that it made this block; other vendors cannot use it."""
     signature_at: str = ""
-    """Where it was read, if not in the block itself."""
+    """JSON pointer to the signature's source, if that is not the block itself."""
     cache: dict[str, Any] | None = None
-    """A breakpoint of the prompt cache after this block; `{"ttl": …}` or empty for the vendor's own."""
+    """A breakpoint of the prompt cache after this block; `{"ttl": …}`, or empty for the vendor's own lifetime."""
 
 
 class Text(Part, frozen=True, kw_only=True, gc=False):
-    """What is said."""
+    """A block of text."""
 
     text: str
     citations: tuple[Citation, ...] = ()
 
 
 class Thinking(Part, frozen=True, kw_only=True, gc=False):
-    """What the model thought on its way."""
+    """A block of the model's thinking before its answer."""
 
     text: str
     redacted: str | None = None
     """Thinking that only its vendor can read; `text` is then empty."""
     field: str | None = None
-    """The member it came from, where vendors differ."""
+    """Name of the native member that had the thinking, if vendors use different ones."""
 
 
 class Refusal(Part, frozen=True, kw_only=True, gc=False):
-    """The words with which the model will not."""
+    """The model's text that refuses the request."""
 
     text: str
 
 
 class Media(Part, frozen=True, kw_only=True, gc=False):
-    """An image, a sound, a film or a document; exactly one of data, url, file_id and text is set."""
+    """An image, an audio, a video or a document; exactly one of data, url, file_id and text is set."""
 
     kind: Literal["image", "audio", "video", "document"]
     media_type: str | None = None
     data: str | None = None
-    """Base64."""
+    """The content in base64."""
     url: str | None = None
     file_id: str | None = None
     text: str | None = None
-    """A document that is plain text."""
+    """The content of a document in plain text."""
     detail: str | None = None
     name: str | None = None
     title: str | None = None
@@ -119,28 +114,28 @@ class ToolUse(Part, frozen=True, kw_only=True, gc=False):
     name: str
     input: Json
     text: str | None = None
-    """The arguments as the vendor wrote them; stands only while it says the same as `input`."""
+    """The arguments as the vendor wrote them; they count only while they decode to `input`."""
     kind: Literal["function", "custom"] = "function"
     id_made: bool = False
-    """The vendor gave no id, this one was made here and never goes back to that vendor."""
+    """True if backplane made the id because the vendor gave none; it is never sent back to that vendor."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether its arguments are no JSON, as those are that a limit cut: it must not be run."""
+        """True if the arguments are no JSON, for example because a limit cut them; the call must not be run."""
         return self.kind == "function" and isinstance(self.input, str)
 
 
 class ToolOutput(Part, frozen=True, kw_only=True, gc=False):
-    """What a tool gave back; `id` is that of its call."""
+    """The output of a tool; `id` is the id of the tool's call."""
 
     id: str
     content: tuple[Part, ...] = ()
     name: str | None = None
     is_error: bool | None = None
     flat: bool | None = None
-    """The content was one plain string (True) or a list (False); None where the vendor knows no difference."""
+    """True if the content was one plain string, False if a list; None if the vendor makes no difference."""
     value: Json = None
-    """A structured result; `content` says the same as text."""
+    """The structured result; `content` has the same result as text."""
     kind: Literal["function", "custom"] = "function"
     id_made: bool = False
 
@@ -154,20 +149,20 @@ class ServerTool(Part, frozen=True, kw_only=True, gc=False):
 
 
 class Opaque(Part, frozen=True, kw_only=True, gc=False):
-    """A block of a kind that the portable part has no word for; `payload` is the native block."""
+    """A block that has no portable form; `payload` is the native block."""
 
     dialect: str
     label: str
     payload: Json
     bound: bool = False
-    """It points to state that its vendor keeps: without it the conversation means something else."""
+    """True if the block refers to state at its vendor, without which the conversation has another meaning."""
 
 
 # Conversations and answers --------------------------------------------------------------------------------------------
 
 
 class Message(Node, frozen=True, kw_only=True, gc=False):
-    """One turn of one side."""
+    """One message of a conversation, with its author's role and its blocks."""
 
     role: Role
     parts: tuple[Part, ...]
@@ -213,27 +208,27 @@ OPTIONS: Final[dict[str, str]] = {
     "metadata": "the caller's own labels",
     "service_tier": "the vendor's class of service",
 }
-"""Portable request options and what they mean; a dialect says which of them it can write."""
+"""Portable request options → their meanings; each dialect lists the options that it can write."""
 
 
 class Conversation(Node, frozen=True, kw_only=True, gc=False):
-    """One request."""
+    """One request to a model: its messages, tools and options."""
 
     dialect: str
     messages: tuple[Message, ...]
     model: str | None = None
     tools: tuple[ToolSpec, ...] = ()
     options: dict[str, Any] = {}
-    """By the names of `OPTIONS`."""
+    """Values of options, by the names in `OPTIONS`."""
     options_at: dict[str, str] = {}
-    """Where each option was read."""
+    """Option → JSON pointer to its source."""
 
 
 class TokenCounts(Node, frozen=True, kw_only=True, gc=False):
-    """Tokens of one answer; None is unknown.
+    """Token counts of one answer; None is an unknown count.
 
-    The one rule: `input` is everything that was sent, `cache_read` and `cache_write` are parts of it;
-    `output` is everything that was made, `reasoning` is part of it.
+    `input` counts everything that was sent, including `cache_read` and `cache_write`; `output` counts everything that
+    the model generated, including `reasoning`.
     """
 
     input: int | None = None
@@ -250,14 +245,14 @@ class Candidate(Node, frozen=True, kw_only=True, gc=False):
     stop: Stop | None = None
     """None while the answer is not complete."""
     stop_raw: str | None = None
-    """The vendor's word; written back while it means the same as `stop`."""
+    """The vendor's word for the reason; it is written again while it means the same as `stop`."""
     stop_sequence: str | None = None
     stop_at: str = ""
-    """Where the reason was read."""
+    """JSON pointer to the source of the reason."""
 
 
 class Answer(Node, frozen=True, kw_only=True, gc=False):
-    """One response: usually one candidate."""
+    """One response to a request, usually with one candidate."""
 
     dialect: str
     candidates: tuple[Candidate, ...]
@@ -267,14 +262,14 @@ class Answer(Node, frozen=True, kw_only=True, gc=False):
     """Seconds since 1970."""
     usage: TokenCounts | None = None
     error: str | None = None
-    """Why the vendor failed, in its words."""
+    """The vendor's own text of an error; None without an error."""
 
 
 # Streams --------------------------------------------------------------------------------------------------------------
 
 
 class Began(Node, frozen=True, kw_only=True, gc=False):
-    """A stream began, or more of its head is known."""
+    """A stream began, or further members of its answer's head are known."""
 
     id: str | None = None
     model: str | None = None
@@ -283,7 +278,7 @@ class Began(Node, frozen=True, kw_only=True, gc=False):
 
 class PartStarted(msgspec.Struct, frozen=True, gc=False):
     index: int
-    """Place of the block in its message, counted from 0."""
+    """Position of the block in its message, counted from 0."""
     part: Part
     choice: int = 0
 
@@ -294,24 +289,24 @@ class PartDelta(msgspec.Struct, frozen=True, gc=False):
     field: Literal["text", "arguments", "signature", "citation"] = "text"
     choice: int = 0
     value: Any = None
-    """For a citation, the citation."""
+    """The citation, if `field` is `citation`."""
 
 
 class PartStopped(msgspec.Struct, frozen=True, gc=False):
     index: int
     part: Part | None = None
-    """The whole block, where the vendor repeats it at its end: the better truth."""
+    """The whole block, if the vendor repeats it at the block's end; it is preferred to the collected pieces."""
     choice: int = 0
 
 
 class UsageSeen(msgspec.Struct, frozen=True, gc=False):
-    """Tokens so far; replaces what was said before."""
+    """Token counts so far, which replace all earlier counts."""
 
     usage: TokenCounts
 
 
 class Stopped(Node, frozen=True, kw_only=True, gc=False):
-    """The answer of one choice is over; counters may still come."""
+    """The answer of one choice has ended; token counts may still follow."""
 
     stop: Stop
     raw: str | None = None
@@ -320,18 +315,18 @@ class Stopped(Node, frozen=True, kw_only=True, gc=False):
 
 
 class Noted(msgspec.Struct, frozen=True, gc=False):
-    """A member that a chunk had beside its content; `choice` None when it is the answer's."""
+    """A member beside a chunk's content; `choice` is None if the member belongs to the whole answer."""
 
     key: str
     value: Any
     choice: int | None = None
     joins: bool = False
-    """A later one of the same key continues it instead of replacing it."""
+    """True if a later value of the same key continues this value instead of replacing it."""
     at_message: bool = False
 
 
 class StreamEnded(msgspec.Struct, frozen=True, gc=False):
-    """Nothing follows; `answer` is the whole, where the vendor repeats it."""
+    """The stream has ended; `answer` is the whole answer, if the vendor repeats it."""
 
     answer: Answer | None = None
 
@@ -343,7 +338,7 @@ class StreamFailed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Kept(msgspec.Struct, frozen=True, gc=False):
-    """A chunk that says nothing portable: keep-alives, padding, events of a later version."""
+    """A chunk without portable content: a keep-alive, padding, or an event of a later version."""
 
     raw: Any
     ignorable: bool = True
@@ -387,14 +382,14 @@ LOSS_CODES: Final[dict[str, str]] = {
     "fallback": "a gateway's fault that was worked around",
     "cut": "a stream that was over before it said how",
 }
-"""Stable; append-only."""
+"""Codes of losses → their meanings; the codes are stable, and new ones are only appended."""
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Something a translation could not carry as it was. Values are not copied: they may be secret."""
+    """One loss or change in a translation, without a copy of the value, which may be secret."""
 
     path: str
-    """JSON pointer into the source; for something made here, to where it would have stood."""
+    """JSON pointer into the source; for a value that backplane added, to the position that it would have there."""
     dialect: str
     """The source's dialect."""
     target: str
@@ -405,16 +400,16 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     size_chars: int | None = None
     """Length of the value as JSON."""
     chunk: int | None = None
-    """Of a stream: the chunk that was lost or that said it, counted from 0.
+    """In a stream, the number of the chunk that was lost or contained the loss, counted from 0.
 
-    `path` points into the answer that the chunks add up to, or to the chunk where it is of no part of the answer.
+    `path` points into the answer that the chunks form, or to the chunk if the loss is in no part of the answer.
     """
     chunk_type: str | None = None
-    """The type of that chunk, where its vendor gives chunks one."""
+    """The chunk's type, if its vendor's chunks have types."""
 
     @property
     def is_material(self) -> bool:
-        """Whether meaning changed, not only the form in which it is written."""
+        """True if the meaning changed, and not only the written form."""
         return self.code != "shape"
 
 
@@ -422,7 +417,7 @@ T = TypeVar("T")
 
 
 class Translated(msgspec.Struct, Generic[T], frozen=True):
-    """A value and what was lost on the way to it."""
+    """A translated value, and the losses of its translation."""
 
     value: T
     losses: tuple[Loss, ...] = ()
