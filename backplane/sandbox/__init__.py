@@ -1,5 +1,6 @@
-"""Contains a host: namespaces by bubblewrap, Landlock, a proxy that knows names.
+"""Contains a host by bubblewrap's namespaces, by Landlock, and by a proxy that checks host names.
 
-A command and its order go in; the layers around the command come out, with a label of what is in force. Each layer is
-tried before it is used. The way in is `sandbox.sandbox`; nothing is imported here, because many runs need no sandbox.
+From a command and its order, this package plans the layers around the command and a label of what they enforce. Each
+layer is tried before it is used. Start at `sandbox.sandbox`; this file imports nothing, because many runs need no
+sandbox.
 """

@@ -1,7 +1,7 @@
-"""Lists where people's credentials lie, and finds the stores to cover in one run.
+"""Lists where programs store people's credentials, and finds the stores to cover in one run.
 
-A store is covered whatever the policy says: a host sees an empty folder or an empty file in its place. An order opens
-some of them by `config.vendor.abp.credentials = ["git"]`, a backend by `credentials = ["git"]` in the configuration.
+A store is covered whatever the policy says: a host sees an empty folder or an empty file instead. An order opens
+stores by `config.vendor.abp.credentials = ["git"]`, a backend by `credentials = ["git"]` in the configuration.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from backplane.errors import PolicyError
 
 STORES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        # Keys and certificates of a person.
+        # Personal keys and certificates.
         "ssh": (".ssh",),
         "gnupg": ("$GNUPGHOME", ".gnupg"),
         "keyrings": (".local/share/keyrings", ".local/share/kwalletd", ".pki"),
         "password-store": ("$PASSWORD_STORE_DIR", ".password-store"),
         "netrc": ("$NETRC", ".netrc", "_netrc"),
-        # Services where code lies.
+        # Services that host code.
         "git": (".git-credentials", ".config/git/credentials", ".cache/git/credential"),
         "github": (".config/gh/hosts.yml", ".config/hub"),
         "gitlab": (".config/glab-cli",),
@@ -58,12 +58,12 @@ STORES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         # Databases.
         "postgres": ("$PGPASSFILE", ".pgpass"),
         "mysql": (".my.cnf", ".mylogin.cnf"),
-        # Browsers: what they remember logs in.
+        # Browsers, whose profiles contain logins.
         "firefox": (".mozilla", "snap/firefox", ".var/app/org.mozilla.firefox"),
         "chrome": (".config/google-chrome", ".config/chromium", "snap/chromium", ".var/app/com.google.Chrome"),
         "brave": (".config/BraveSoftware",),
         "edge": (".config/microsoft-edge",),
-        # Logins of agents. Only the store of the agent that works with the user's own folder is open to it.
+        # Logins of agents. An agent can read its own store only if it works with the user's own folder.
         "claude": ("$CLAUDE_CONFIG_DIR/.credentials.json", ".claude/.credentials.json", ".config/anthropic"),
         "codex": ("$CODEX_HOME/auth.json", ".codex/auth.json"),
         "gemini": (".gemini/oauth_creds.json", ".gemini/mcp-oauth-tokens.json", ".gemini/.env"),
@@ -74,31 +74,31 @@ STORES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "cursor": (".cursor/cli-config.json", ".config/cursor/auth.json"),
     }
 )
-"""Name of a store → its places: below the home folder, or below a variable of the control plane's environment.
+"""Name of a store → its paths, below the home folder or a variable of the control plane's environment.
 
-Put together from the documentation of each program, 2026-11.
+Compiled from each program's documentation in 2026-11.
 """
 
 
 class Covered(msgspec.Struct, frozen=True):
-    """The stores that exist, for one run."""
+    """The credential stores that exist in one run, covered or open."""
 
     places: Mapping[str, bool] = MappingProxyType({})
-    """Absolute path, links followed → whether it is a folder."""
+    """Path to cover, absolute and with links followed → True for a folder."""
     names: tuple[str, ...] = ()
-    """The stores they belong to."""
+    """Names of the covered stores."""
     left_open: tuple[str, ...] = ()
-    """Stores that exist and are open to the host."""
+    """Names of the existing stores that the host can read."""
 
 
 def read_names(asked: Json, where: str) -> frozenset[str]:
-    """Read the names of stores that shall stay open.
+    """Check and return the names of the stores to leave open.
 
     Args:
-        where: what an error calls the list.
+        where: name of the list in an error.
 
     Raises:
-        PolicyError: `policy_invalid`, it is no list of names, or there is no such store.
+        PolicyError: `policy_invalid`, `asked` is no list of names, or names an unknown store.
     """
     if asked is None:
         return frozenset()
@@ -121,15 +121,15 @@ def cover(
     kept: Collection[str],
     given: Collection[str] = (),
 ) -> Covered:
-    """Find the stores of this machine, and which of them are covered. Blocking; one look at the disk a place.
+    """Find the stores of this machine, and decide which of them to cover. Blocking.
 
     Args:
-        root: the workspace; a store around it is open, because the user asked to work there.
-        originals: what a staged root is a copy of: the copy has copies of the stores.
-        writable: paths that the host may change: a store in one of them, or around one, is open.
-        homes: home folders, of the user and of the host.
+        root: the workspace; a store around it stays open, because the user asked to work there.
+        originals: folders of which a staged root is a copy; the copies of their stores are covered, too.
+        writable: paths that the host may change; a store in or around one of them stays open.
+        homes: home folders of the user and of the host.
         kept: names of stores that stay open.
-        given: values of the host's environment; a path among them stays open.
+        given: values of the host's environment; a store with such a path stays open.
     """
     places: dict[str, bool] = {}
     names: dict[str, None] = {}
@@ -138,7 +138,7 @@ def cover(
         for path in dict.fromkeys(path for spot in spots for path in _paths(spot, homes)):
             try:
                 os.lstat(path)
-            except (OSError, ValueError):  # not there; a variable that holds no path
+            except (OSError, ValueError):  # The path does not exist, or the variable contains none.
                 continue
             named, path = path in given, os.path.realpath(path)
             if (
@@ -157,23 +157,23 @@ def cover(
 
 
 def has_stores(folder: str) -> bool:
-    """Return True if a copy of a folder would have copies of stores. Blocking."""
+    """Return True if a folder contains stores, which a copy would contain, too. Blocking."""
     return any(within(path, os.path.realpath(folder)) for path in cover("", (), (), homes_of(None), ()).places)
 
 
 def store_of(name: str) -> str | None:
-    """Return the path of a program's login; None if there is none. Blocking."""
+    """Return the first existing path of the store `name`; None if no path exists. Blocking."""
     paths = (path for spot in STORES.get(name, ()) for path in _paths(spot, homes_of(None)))
     return next((path for path in paths if os.path.exists(path)), None)
 
 
 def homes_of(home: str | None) -> tuple[str, ...]:
-    """Return the folders in which stores are searched: the user's home, and the host's if that is another."""
+    """Return the home folders to search for stores: the host's, and the user's if it is another."""
     return tuple(dict.fromkeys(path for path in (home, os.path.expanduser("~")) if path and path[0] == "/"))
 
 
 def _paths(spot: str, homes: tuple[str, ...]) -> list[str]:
-    """Return the paths of a spot of the table; several if there are several homes, or a variable names a list."""
+    """Return the paths of an entry in `STORES`: one in each home folder, or in each folder that its variable names."""
     if not spot.startswith("$"):
         return [os.path.join(home, spot) for home in homes]
     variable, slash, rest = spot[1:].partition("/")
@@ -182,10 +182,10 @@ def _paths(spot: str, homes: tuple[str, ...]) -> list[str]:
 
 
 def outermost(found: Mapping[str, bool]) -> dict[str, bool]:
-    """Return these paths without those in a folder among them.
+    """Return the paths that lie in no other folder of `found`.
 
     Args:
-        found: absolute path → whether it is a folder.
+        found: absolute path → True for a folder.
     """
     kept: dict[str, bool] = {}
     folder = None
@@ -197,10 +197,10 @@ def outermost(found: Mapping[str, bool]) -> dict[str, bool]:
 
 
 def within(path: str, folder: str) -> bool:
-    """Return True if a path is a folder or lies in it; both absolute, links followed."""
+    """Return True if `path` equals `folder` or lies in it; both are absolute, with links followed."""
     return path == folder or below(path, folder)
 
 
 def below(path: str, folder: str) -> bool:
-    """Return True if a path lies in a folder, at any depth; both absolute, links followed."""
+    """Return True if `path` lies in `folder`, at any depth; both are absolute, with links followed."""
     return path != folder and path.startswith(folder.rstrip("/") + "/")

@@ -1,4 +1,4 @@
-"""Reads what an order demands of the layers, and refuses an order whose demands they cannot meet. Pure."""
+"""Reads which layer must enforce each rule of an order, and refuses demands that the layers cannot meet. Pure."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _BESIDE_LISTS: Final = {
     "credentials": "the credential stores",
     "deny_read_outside": "deny_read outside the workspace",
 }
-"""Names that can be demanded beside the lists of a policy → their words in an error."""
+"""Names that an order may demand besides the lists of a policy → their words in an error."""
 
 Demands = Mapping[str, Layer]
-"""List of the policy, or a name of `_BESIDE_LISTS` → the weakest layer that may hold its rules."""
+"""List of the policy, or a name of `_BESIDE_LISTS` → the weakest layer that may enforce its rules."""
 
 STRICT: Final[Demands] = MappingProxyType({"credentials": "os", "deny_read_outside": "os"})
-"""Demands of the shipped profiles `strict` and `ci`, and of each policy with all their rules."""
+"""Demands of the shipped profiles `strict` and `ci`, and of each policy with all rules of `strict`."""
 
 _UNCONTAINED: Final = (
     "--isolation off, with which the operating system keeps no file, credential or host of the network from the agent"
 )
-"""The other way out of a refusal, and everything that is given up by it."""
+"""The alternative that a refusal offers, and all the protection that it gives up."""
 
 
 def read_demands(asked: Json, profile: PolicyProfile, isolation: Isolation) -> Demands:
-    """Read `config.vendor.abp.enforcement`, over the demands of the policy itself.
+    """Return the policy's own demands, overridden by `config.vendor.abp.enforcement`.
 
-    The policy demands nothing with isolation off, which only a user can ask for.
+    With isolation off, which only a user can choose, the policy itself demands nothing.
 
     Raises:
         PolicyError: `policy_invalid`, the order names an unknown list or layer.
@@ -61,10 +61,10 @@ def read_demands(asked: Json, profile: PolicyProfile, isolation: Isolation) -> D
 
 
 def check_layers(isolation: Isolation, wanted: Demands, profile: PolicyProfile, found: Probe | None) -> None:
-    """Refuse an order that demands what these layers cannot do; nothing has been started yet.
+    """Refuse an order that demands more than the layers can enforce; called before any process starts.
 
     Args:
-        found: None if nothing contains the host: a function of this process.
+        found: the layers; None for a host that is a function of this process, which no layer contains.
 
     Raises:
         CapabilityError: `capability_unsupported`, with every missing layer and how to get it.
@@ -88,7 +88,7 @@ def check_layers(isolation: Isolation, wanted: Demands, profile: PolicyProfile, 
 
 
 def _why_not(name: str, isolation: Isolation, found: Probe | None) -> str:
-    """Return why the operating system cannot hold these rules; empty if it can."""
+    """Return why the operating system cannot enforce the rules `name`; empty if it can."""
     if name in _TOOLS:
         return "it knows no tools"
     if isolation == "off":
@@ -99,7 +99,7 @@ def _why_not(name: str, isolation: Isolation, found: Probe | None) -> str:
 
 
 def check_plan(isolation: Isolation, wanted: Demands, profile: PolicyProfile, planned: Contained) -> None:
-    """Refuse a plan that holds less than was demanded: too many places to cover, or links that no mount can cover.
+    """Refuse a plan that enforces less than the order demands, as for too many paths or links that no mount covers.
 
     Raises:
         CapabilityError: `capability_unsupported`.
@@ -121,7 +121,7 @@ def check_plan(isolation: Isolation, wanted: Demands, profile: PolicyProfile, pl
 
 
 def check_asks(wanted: Demands, extensions: tuple[str, ...]) -> None:
-    """Refuse a host that does not ask before a tool runs, if the order demands that it does.
+    """Refuse a host that requests no approval before a tool runs (`ask/1`), if the order demands approvals.
 
     Raises:
         CapabilityError: `capability_unsupported`.

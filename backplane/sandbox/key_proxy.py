@@ -1,7 +1,7 @@
-"""A proxy that knows a key which the agent does not: requests come with a placeholder and go on with the key.
+"""A proxy that keeps a key from the agent: it replaces a placeholder in the agent's requests by the key.
 
-It listens on this machine's loopback alone and asks one service alone. Nothing is kept of what goes through but how
-often each path was asked for, and the tokens that the service counted. The answers come through piece by piece.
+It listens only on this machine's loopback, and forwards to one service only. It stores no contents, but counts the
+requests for each path, and the tokens that the service reports. Answers are streamed.
 """
 
 from __future__ import annotations
@@ -30,57 +30,57 @@ from backplane.upstream.cost import read_price
 from backplane.upstream.meter import NAME_CHARS_MAX, AnswerMeter, ServiceMeter, tally
 
 HOST: Final = "127.0.0.2"
-"""A loopback address that is not the usual one: some programs bypass every other proxy for 127.0.0.1, and then reach
-nothing if the network is limited."""
+"""A loopback address other than 127.0.0.1, for which some programs bypass the network's proxy: in a limited network,
+they could not reach this proxy."""
 CONNECTIONS_MAX: Final = 64
-"""Connections at once; the next ones wait. An agent with helpers of its own opens about five."""
+"""Limit of open connections; further ones wait. An agent with helpers of its own opens about five."""
 PATHS_MAX: Final = 32
-"""Paths that are named in the receipt; requests for others count as `other`."""
+"""Number of paths that the receipt names; requests for others count as `other`."""
 
 FAILURE_CHARS_MAX: Final = 400
-"""Length of the text of a failure in the receipt."""
+"""Maximum length of a failure's text in the receipt."""
 
 DECODED_MAX: Final = 8
-"""Times that a path is percent-decoded; one that is encoded more often is refused."""
+"""Number of times to percent-decode a path; a path that is encoded more often is refused."""
 
 _OF_ONE_CONNECTION: Final = frozenset({*DROPPED_HEADERS, b"trailer", b"transfer-encoding", b"host"})
-"""Headers that do not go on; the other side has its own."""
+"""Headers that are not forwarded, because each connection has its own."""
 
 _KEY_HEADERS: Final = re.compile(rb"(?:authorization|api-?key|auth-token|subscription-key)$", re.IGNORECASE)
-"""Names of headers that are for a key. Put in elsewhere, as in `Origin`, many a service would say it in its answer."""
+"""Names of headers that may carry a key. From others, such as `Origin`, a service may repeat the key in its answer."""
 
 _SCHEMES: Final = frozenset({b"", b"bearer", b"token", b"key"})
 """Words that may precede a key in its header."""
 
 _LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
-"""One of these stands in a request with a body."""
+"""Headers of which a request with a body has at least one."""
 
 _LOOKS: Final = re.compile(r"sk-ant-(?:[a-z]+\d+-)?|sk-proj-|sk-|AIza|xai-|gsk_")
-"""Prefixes of the keys of known services; some programs check them."""
+"""Prefixes of known services' keys; some programs check them."""
 
 
 class KeyUse:
-    """The requests of one run to its service, as the proxy counts them.
+    """Counts the requests of one run to its service.
 
     Args:
-        prices: what the service's model costs, as configured; None where nobody said.
+        prices: the configured prices of the service's model; None if not configured.
     """
 
     def __init__(self, prices: dict[str, Any] | None = None) -> None:
         self.paths: dict[str, int] = {}
         self.with_key = 0
         self.without_key = 0
-        """Were refused."""
+        """Requests without the placeholder, which were refused."""
         self.unanswered = 0
-        """The service could not be reached, or broke off."""
+        """Requests that the service did not answer, or not completely."""
         self.failed = 0
-        """Connections that ended by an error of this proxy; `failure` is the first of them."""
+        """Connections that ended with an error of this proxy; `failure` describes the first one."""
         self.failure = ""
         self.meter = ServiceMeter(None if prices is None else read_price(prices, "options.prices"))
         self.over: str | None = None
-        """Why nothing more is asked: a budget is used up. None while it may be."""
+        """Why further requests are refused, such as a used-up budget; None while they are allowed."""
         self.on_answer: Callable[[Usage], None] | None = None
-        """Called with all that was used so far, after each answer."""
+        """Called with the total usage after each answer."""
 
     def note(self, request: h11.Request, has_key: bool) -> None:
         self.with_key += has_key
@@ -114,7 +114,7 @@ def path_of(request: h11.Request) -> str:
 
 
 def leads_up(path: bytes) -> bool:
-    """Return True if some server may read a step to the folder above in a path, however it is encoded."""
+    """Return True if any server may find a step to the parent folder in a path, in whatever encoding."""
     for _ in range(DECODED_MAX):
         try:
             text = path.decode()
@@ -131,13 +131,13 @@ def leads_up(path: bytes) -> bool:
 
 
 def placeholder_for(key: str) -> str:
-    """Make what stands in a key's place: nobody can guess it, and it begins as the key does where that is known."""
+    """Make an unguessable stand-in for a key, with the same prefix if that is a known one."""
     looks = _LOOKS.match(key)
     return f"{looks[0] if looks else ''}{secrets.token_hex(24)}"
 
 
 class KeyProxy(msgspec.Struct, frozen=True, kw_only=True):
-    """One service as one run asks it."""
+    """The proxy between one run and one service."""
 
     base_url: str
     key: str
@@ -145,7 +145,7 @@ class KeyProxy(msgspec.Struct, frozen=True, kw_only=True):
     placeholder: str
     use: KeyUse
     door: socket.socket
-    """Listens."""
+    """The listening socket."""
 
     @property
     def host(self) -> str:
@@ -165,17 +165,17 @@ class KeyProxy(msgspec.Struct, frozen=True, kw_only=True):
 async def open_key_proxy(
     base_url: str, key: str, use: KeyUse, *, key_in_query: bool = False
 ) -> AsyncIterator[KeyProxy]:
-    """Listen, and attend to requests while the block lasts.
+    """Open a key proxy, which serves requests until the block ends.
 
     Args:
-        base_url: of the service; requests go below it alone.
-        key: in place of the placeholder, in headers that are for a key.
-        use: filled with what was asked for.
-        key_in_query: put it in the query's `key`, too.
+        base_url: the service's address; only URLs below it are requested.
+        key: replaces the placeholder in headers that may carry a key.
+        use: counts the requests.
+        key_in_query: replace the placeholder in the query's `key`, too.
 
     Raises:
-        BackendError: `backend_unavailable`, this machine has no such address.
-        ConfigError: `config_invalid`, the certificates of this machine cannot be read, or its proxy is none.
+        BackendError: `backend_unavailable`, the proxy cannot listen on `HOST`.
+        ConfigError: `config_invalid`, this machine's certificates cannot be read, or its proxy setting is invalid.
     """
     async with AsyncExitStack() as opened:
         try:
@@ -201,7 +201,7 @@ async def open_key_proxy(
 
 
 class _Visit:
-    """One connection: requests one after the other."""
+    """Serves one connection, request by request."""
 
     def __init__(self, proxy: KeyProxy, client: httpx.AsyncClient, visitor: socket.socket) -> None:
         self._proxy = proxy
@@ -209,10 +209,10 @@ class _Visit:
         self._visitor = visitor
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         self._heard = anyio.Event()
-        """The whole request has been read."""
+        """Set once the whole request has been read."""
 
     async def attend(self) -> None:
-        # Half an answer has no other end than a connection that breaks off. This is an outermost edge: an error of one
+        # An incomplete answer can only end by closing the connection. All errors end here, so that an error of one
         # connection ends neither the others nor the run.
         try:
             while await self._one_request():
@@ -223,7 +223,7 @@ class _Visit:
             self._proxy.use.note_failure(error, self._proxy.key)
 
     async def _one_request(self) -> bool:
-        """Attend to one; whether another may follow."""
+        """Serve one request; return True if another may follow."""
         request = None
         with anyio.move_on_after(IDLE_S_MAX):
             request = await self._next_event()
@@ -255,7 +255,7 @@ class _Visit:
             await self._deny(403, "this is a proxy for one service: ask below the path of its address")
             return
         use.note(request, has_key)
-        if not has_key:  # With another key a command could send what it sees to another person's account.
+        if not has_key:  # With another key, a command could send data to another person's account.
             await self._deny(401, "the key that stands in the environment has to come in a header that is for one")
             return
         if use.over is not None:
@@ -280,7 +280,7 @@ class _Visit:
                 await answer.aclose()
 
     def _with_key(self, request: h11.Request) -> tuple[httpx.Request, bool]:
-        """Return the service's request, and whether the key was put in. Raises httpx.InvalidURL."""
+        """Return the request for the service, and True if it contains the key. Raises httpx.InvalidURL."""
         given, key = self._proxy.placeholder.encode(), self._proxy.key.encode()
         path, mark, query = request.target.partition(b"?")
         fields = query.split(b"&")
@@ -293,20 +293,20 @@ class _Visit:
             if name == b"accept-encoding":
                 continue
             if _KEY_HEADERS.search(name):
-                # Alone or after its scheme: of a key with more around it a service may say in full that it is wrong.
+                # Only alone or after its scheme: a service may repeat any other value, key included, in its error.
                 scheme, _, word = value.rpartition(b" ")
                 if word != given or scheme.lower() not in _SCHEMES:
                     continue
                 has_key, value = True, value[: -len(word)] + key
             headers.append((name, value))
-        # What comes packed waits in the packer's window, and nobody here could count in it.
+        # A compressed answer would be delayed by its compression, and we could not count tokens in it.
         headers.append((b"accept-encoding", b"identity"))
         url = httpx.URL(self._proxy.base_url).copy_with(raw_path=path + mark + query)
         body = None if self._heard.is_set() else self._body()
         return httpx.Request(request.method.decode("ascii"), url, headers=headers, content=body), has_key
 
     def _is_below_base(self, url: httpx.URL) -> bool:
-        """Return True if a URL belongs to the service: a gateway has others beside it, and paths that make new keys."""
+        """Return True if a URL is below the base URL: a gateway has other services, and paths that make new keys."""
         base = httpx.URL(self._proxy.base_url).path.rstrip("/")
         return f"{url.path}/".startswith(f"{base}/") and not leads_up(url.raw_path.partition(b"?")[0])
 
@@ -316,10 +316,10 @@ class _Visit:
 
     async def _answer(self, answer: httpx.Response, meter: AnswerMeter | None) -> None:
         reason = answer.extensions.get("reason_phrase", b"")
-        # Where a redirect leads, say: it repeats the query.
+        # The location of a redirect, for example, repeats the query.
         headers = [(name, self._without_key(value)) for name, value in _passed_on(answer.headers.raw)]
         if answer.headers.get("connection", "").lower() == "close":
-            # What breaks off is to look as it does without us: Node takes it for an end then, and programs ask again.
+            # A broken-off answer must look as without this proxy: Node then sees its end, and programs retry.
             headers.append((b"connection", b"close"))
         await self._say(h11.Response(status_code=answer.status_code, headers=headers, reason=reason))
         is_whole = False
@@ -335,11 +335,11 @@ class _Visit:
         await self._say(h11.EndOfMessage())
 
     async def _deny(self, status: int, rule: str) -> None:
-        """Refuse what is forbidden here, in words that tell it from a refusal by the service."""
+        """Refuse a forbidden request, in words that differ from a refusal by the service."""
         await self._refuse(status, f"{DENIAL}: {rule}")
 
     async def _refuse(self, status: int, fact: str) -> None:
-        async for _ in self._body():  # Who is cut off while he speaks does not hear the answer.
+        async for _ in self._body():  # A client that is cut off while it sends does not read the answer.
             pass
         body = msgspec.json.encode({"error": {"type": "key_proxy", "message": fact}})
         headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
@@ -356,14 +356,14 @@ class _Visit:
                 self._heard.set()
 
     async def _watch(self, request: anyio.CancelScope) -> None:
-        """End a request whose asker has gone: its model would go on for nobody."""
+        """Cancel a request whose client has gone, so that the model does not go on."""
         await self._heard.wait()
         with suppress(OSError):
             while len(self._http.trailing_data[0]) < HEAD_BYTES_MAX:
                 data = await receive(self._visitor, CHUNK_BYTES)
                 if not data:
                     break
-                self._http.receive_data(data)  # Of the next requests; of them no more than that is read before.
+                self._http.receive_data(data)  # The next requests, of which at most that much is read early.
             else:
                 return
         request.cancel()

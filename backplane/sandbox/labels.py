@@ -1,4 +1,4 @@
-"""Describes in words what the layers enforced in a run: a label for each kind of access. Pure."""
+"""Describes in words what the layers enforce in a run, with a label for each kind of access. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from backplane.sandbox.mounts import TOO_MANY, Masks
 from backplane.sandbox.probe import Probe, Probed
 
 GUARD: Final = "guard"
-"""Name of the subreaper that kills all descendants; each start tries it."""
+"""Name of the subreaper that kills all descendants; not probed, because a start without it fails."""
 
 _OTHERS: Final = "limits, priority and processors of this user's other processes, ours too, can be changed"
-"""A gap without a process namespace: these system calls open no file and send no signal, so Landlock ignores them."""
+"""The gap if there is no pid namespace: system calls that open no file and send no signal, so Landlock ignores them."""
 
 TUNNELS: Final = "what is asked for inside an encrypted connection to an allowed host is not seen"
 
@@ -37,9 +37,9 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     stores: Covered = Covered()
     private: bool
     state_open: bool = False
-    """The state folder lies where the host may write, and nothing covers it."""
+    """True if the state folder lies in a folder that the host may write."""
     processes_max: int | None = None
-    """Most processes and threads of the host; None for no limit."""
+    """Limit of the host's processes and threads; None for no limit."""
 
     @property
     def networked(self) -> bool:
@@ -51,9 +51,9 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
         return not self.found.network.usable and self.found.landlock_version >= NETWORK_SINCE
 
     def shortfall(self) -> tuple[str, str]:
-        """Return why rules are enforced more weakly than possible, and the next step; two empty texts if they are not.
+        """Return why enforcement is weaker than possible, and the next step; two empty texts if it is not.
 
-        A missing Landlock does not count if bubblewrap is there: it only enforces the same a second time.
+        If bubblewrap is usable, a missing Landlock does not count: it would only enforce the same rules again.
         """
         if not self.found.bubblewrap.usable:
             return _unusable(self.found.bubblewrap)
@@ -62,7 +62,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
         return _unusable(self.found.network) if self.networked and not self.found.network.usable else ("", "")
 
     def gaps(self) -> Mapping[Rule, str]:
-        """Return the rules that the operating system enforces, each with what it leaves open."""
+        """Return the rules that the operating system enforces, each with its gaps in words or ''."""
         rules: dict[Rule, str] = {}
         if self.found.bubblewrap.usable or self.found.landlock.usable:
             rules[Rule("workspace")] = "; ".join(_write_gaps(self))
@@ -106,7 +106,7 @@ def label(held: Held) -> dict[str, Json]:
         }
         for layer in held.found.layers()
     ]
-    # Without a mount namespace the host can reach the socket of its run's approvals, by other programs of this user.
+    # Without a mount namespace, the host can reach its run's approval socket through other programs of this user.
     approvals = "protected" if held.found.bubblewrap.usable else "unprotected"
     return {"isolation": held.isolation, "layers": layers, "kinds": kinds, "approvals": approvals}
 
@@ -149,7 +149,7 @@ def _write_gaps(held: Held) -> list[str]:
 
 
 def _sockets(held: Held) -> dict[str, Json]:
-    """Describe sockets of other programs; what a host writes through them, rules on files do not see."""
+    """Describe the sockets of other programs; rules on files do not apply to data that a host sends through them."""
     by, covers = [], []
     gap = "those with a path"
     if held.found.bubblewrap.usable:
@@ -200,7 +200,7 @@ def _processes(held: Held) -> dict[str, Json]:
 
 
 def _environment(held: Held) -> dict[str, Json]:
-    # Landlock keeps an ordinary user's host from reading there, and root's not.
+    # Landlock does not count: it keeps an ordinary user's host from reading other environments, but not root's.
     hidden = held.found.bubblewrap.usable
     return _state(["allow list"], [] if hidden else ["what /proc shows of this user's other processes, ours too"])
 

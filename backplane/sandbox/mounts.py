@@ -1,7 +1,7 @@
 """Turns the policy's rules on files into mounts, which hide paths or make them read-only.
 
-Rules are globs, mounts are existing paths. So a tree is searched once, before the host starts, and paths that are made
-later are a gap, which the receipt names.
+Rules are globs, but mounts need existing paths. So a tree is searched once, before the host starts; paths made later
+are a gap, which the receipt names.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from backplane.policy.globs import Globs, compile_globs
 from backplane.sandbox.credentials import Covered, below, outermost, within
 
 MASKS_MAX: Final = 256
-"""Mounts for one run; each takes some 0.1 ms. Rules that need more are left to the next layer."""
+"""Limit of mounts for one run, about 0.1 ms each. Rules that need more are left to the next layer."""
 
 FILES_MAX: Final = 200_000
-"""Files that are looked at for one run, in about 1 s. A larger tree is left to the next layer."""
+"""Limit of files searched for one run, in about 1 s. The rules on a larger tree are left to the next layer."""
 
 LINKED_FILES_MAX: Final = 100_000
-"""Files that are looked at behind links to folders, for one run; with more, the link is a gap."""
+"""Limit of files searched behind links to folders, for one run; beyond it, the link is a gap."""
 
 NAMED_MAX: Final = 5
-"""Number of such links that a gap names."""
+"""Number of links that a gap names."""
 
 HOME_DEPTH: Final = 2
 """Depth of the search in the home folder: keys and tokens lie in `~/.x/y`."""
 
 HOME_FILES_MAX: Final = 50_000
-"""Entries that are looked at there, in about 0.25 s. With more, no rule is enforced there."""
+"""Limit of entries searched in a home folder, in about 0.25 s. Beyond it, no rule is enforced there."""
 
 BLANK: Final = str(Path(__file__).with_name("blank"))
-"""An empty file that is mounted over a covered one; `/dev/null` is an error to many programs."""
+"""Path of an empty file to mount over a covered store; many programs fail on `/dev/null`."""
 
 _PROBE: Final = "\x01"
 """A name that no file has: a glob that matches it in a folder matches every file of that folder."""
@@ -54,30 +54,30 @@ TOO_MANY: Final = (
 
 
 class Masks(msgspec.Struct, frozen=True):
-    """Mounts over a tree, in an order in which they can be made, and their gaps."""
+    """The mounts that enforce the rules on files, in the order to make them, and their gaps."""
 
     options: tuple[str, ...] = ()
-    """Options of bubblewrap."""
+    """Bubblewrap's options for the mounts."""
     read_gap: str = ""
     write_gap: str = ""
     hidden: frozenset[str] = frozenset()
-    """Files and folders that cannot be read, the topmost of each tree."""
+    """Files and folders that the host cannot read; the contents of such a folder are not listed."""
     unmatched: tuple[str, ...] = ()
     """Patterns of `deny_write` that matched nothing at the start, so that no mount enforces them."""
     complete: bool = True
-    """False if there was too much to cover in the trees; then these mounts enforce no rule there."""
+    """False if the trees have too many paths to search or cover; then the mounts enforce no rule there."""
     covers_outside: bool = True
-    """True if everything that `deny_read` names in the home folders is covered."""
+    """True if all paths in the home folders that `deny_read` names are covered."""
     uncovered: tuple[str, ...] = ()
     """Links that `deny_read` names and whose target no mount can cover."""
 
 
 _KNOWN_EARLY: Final = frozenset(f"{deep}.git/{path}" for deep in ("", "**/") for path in ("hooks/**", "config", "**"))
-"""Globs that match only the first files of a copy (see `StateFolder.make_tree`), or all of git's folder."""
+"""Globs whose matches are known early: the first files of a copy (`StateFolder.make_tree`), or git's whole folder."""
 
 
 def needs_tree(profile: PolicyProfile) -> bool:
-    """Return True if the mounts can be planned only when the copy is complete."""
+    """Return True if the mounts can be planned only after the copy is complete."""
     return bool(profile.deny_read) or not _KNOWN_EARLY.issuperset(profile.deny_write)
 
 
@@ -88,13 +88,13 @@ def work_out(
     homes: tuple[str, ...],
     stores: Covered = Covered(),  # noqa: B008  # frozen
 ) -> Masks:
-    """Find what must be covered to enforce the rules on files in `root` and to hide credentials. Blocking.
+    """Plan the mounts that enforce the rules on files in `root` and hide credentials. Blocking.
 
     Args:
         root: the workspace; absolute, links followed.
-        seen_elsewhere: other trees with the same files, which can be read: the original of a staged one.
-        homes: home folders, of the user and of the agent.
-        stores: credentials, which are covered even if there is too much else to cover.
+        seen_elsewhere: other readable trees with the same files, such as the original of a staged one.
+        homes: home folders of the user and of the agent.
+        stores: credential stores, which are covered even if the rules need too many mounts.
     """
     if not (profile.deny_read or profile.deny_write):
         return Masks(_covers(stores.places, stores), hidden=frozenset(stores.places))
@@ -123,14 +123,14 @@ def work_out(
 
 
 class _Inside(msgspec.Struct, frozen=True):
-    """Paths in the trees that the rules name."""
+    """The paths in the trees that the rules on files name."""
 
     hidden: dict[str, bool]
-    """Path that may not be read → whether it is a folder."""
+    """Path that may not be read → True for a folder."""
     fixed: tuple[str, ...]
     """Paths that may not be written."""
     above: tuple[str, ...]
-    """Folders between the root and these: as mounts of their own they cannot be moved away with them."""
+    """Folders between the root and those paths, mounted, too, so that they cannot be moved away with their contents."""
     uncovered: tuple[str, ...]
     """Links that `deny_read` names and whose target no mount can cover."""
 
@@ -138,7 +138,7 @@ class _Inside(msgspec.Struct, frozen=True):
 def _inside(
     root: str, seen_elsewhere: tuple[str, ...], homes: tuple[str, ...], reads: Globs, writes: Globs
 ) -> _Inside | None:
-    """Find what the rules name in the trees; None if there is too much to look at."""
+    """Find the paths in the trees that the rules name; None if there are too many to search."""
     try:
         read = [
             _named(tree, reads, outside=True, open_folders=(root, tree, *homes))
@@ -146,7 +146,7 @@ def _inside(
         ]
         hidden = {path: is_folder for named in read for path, is_folder in named.found.items()}
         written = _named(root, writes, outside=False, open_folders=(root,)).found
-        # Outside of the root nothing can be written anyway.
+        # Nothing outside the root can be written anyway.
         fixed = [path for path in written if path not in hidden and within(path, root)]
         uncovered = tuple(dict.fromkeys(link for named in read for link in named.uncovered))
         return _Inside(hidden, tuple(sorted(fixed)), tuple(_ancestors(root, [*hidden, *fixed])), uncovered)
@@ -155,7 +155,7 @@ def _inside(
 
 
 def _outside(root: str, homes: tuple[str, ...], reads: Globs) -> dict[str, bool] | None:
-    """Find what may not be read in the home folders; None if there is too much to look at or to cover."""
+    """Find the paths in the home folders that may not be read; None if there are too many to search or cover."""
     found: dict[str, bool] = {}
     try:
         for home in homes if reads else ():
@@ -169,12 +169,12 @@ def _outside(root: str, homes: tuple[str, ...], reads: Globs) -> dict[str, bool]
 
 
 def _covers(hidden: Mapping[str, bool], stores: Covered) -> tuple[str, ...]:
-    """Return the options that mount something empty over these paths."""
+    """Return the options that mount an empty folder or file over each path."""
     options: list[str] = []
     for path, is_folder in outermost(hidden).items():
         if is_folder:
             options += ("--perms", "0555", "--tmpfs", path, "--remount-ro", path)
-        else:  # `/dev/null` cannot be opened behind a mount without devices: only a covered store reads as empty.
+        else:  # `/dev/null` cannot be opened on a mount without devices; a covered store reads as empty instead.
             options += ("--ro-bind", BLANK if path in stores.places else "/dev/null", path)
     return tuple(options)
 
@@ -193,7 +193,7 @@ def _alone(pattern: str) -> Globs:
 
 
 def _names(globs: Globs, path: str) -> bool:
-    """Return True if the globs match a path, or everything in it."""
+    """Return True if the globs match `path`, or everything in it."""
     return globs.matches(path) is not None or globs.matches(f"{path}/{_PROBE}") is not None
 
 
@@ -202,25 +202,25 @@ def _whole(globs: Globs) -> bool:
 
 
 class _Named(msgspec.Struct):
-    """Paths that globs name, links followed."""
+    """The paths that globs match, with links followed."""
 
     found: dict[str, bool] = {}
-    """Absolute path → whether it is a folder."""
+    """Absolute path → True for a folder."""
     uncovered: list[str] = []
     """Links whose target no mount can cover, by their path in the tree."""
 
 
 def _named(root: str, globs: Globs, *, outside: bool, open_folders: tuple[str, ...]) -> _Named:
-    """Find every path below `root` that the globs match, topmost first; of a link, its target.
+    """Find the topmost paths below `root` that the globs match; a matching link counts as its target.
 
-    A folder behind a link is looked through once, under the path of the first link to it.
+    A folder behind a link is searched once, under the path of the first link to it.
 
     Args:
-        outside: look through folders outside of the root, too, to which links lead.
-        open_folders: folders that stay open, and so do the folders around them.
+        outside: also search folders outside of the root to which links lead.
+        open_folders: folders that stay open, with the folders around them.
 
     Raises:
-        OverflowError: there is too much to look at, or we cannot open a folder that the agent may be able to open.
+        OverflowError: there are too many files, or we cannot open a folder that the agent may be able to open.
     """
     named = _Named()
     if not globs:
@@ -230,7 +230,7 @@ def _named(root: str, globs: Globs, *, outside: bool, open_folders: tuple[str, .
         return named
     counts, seen = {False: 0, True: 0}, {root}
     in_root = not all(map(_SAME_ANYWHERE.fullmatch, globs.patterns))
-    # The path as rules see it, the folder, and the link that it lies behind.
+    # Each folder's path as rules see it, its real path, and the path of the link that led to it, or "".
     waiting = [("", root, "")]
     while waiting:
         prefix, folder, link = waiting.pop()
@@ -260,20 +260,20 @@ def _named(root: str, globs: Globs, *, outside: bool, open_folders: tuple[str, .
 
 
 _SAME_ANYWHERE: Final = re.compile(r"\*\*/(?:\*?[^*?\[\]{}/]+|[^*?\[\]{}/]+\*)")
-"""Globs that match by the file's name alone; behind a link within the tree they match nothing more."""
+"""Globs that match by a file's name only: for them, a link within the tree leads to no further matches."""
 
 
 def _lead(entry: os.DirEntry[str]) -> tuple[str | None, bool]:
-    """Follow a link: its target, and whether that is a folder; None if there is no target, or it is on no disk."""
+    """Return a link's target, and whether that is a folder; None if the target is missing, or in /proc or /dev."""
     try:
         real = os.path.realpath(entry.path, strict=True)
-    except (OSError, ValueError):  # There is no target, or neither we nor the agent can reach it.
+    except (OSError, ValueError):  # The target is missing, or neither we nor the agent can reach it.
         return None, False
     return (None, False) if real.startswith(("/proc/", "/dev/")) else (real, os.path.isdir(real))
 
 
 def _near(home: str, globs: Globs) -> Iterator[tuple[str, bool]]:
-    """Yield what the globs, as absolute paths, match in the upper folders of a home folder. Raises as `_named`."""
+    """Yield the paths that the globs match in the upper folders of a home folder. Raises as `_named`."""
     count = 0
     waiting = [(home, 0)]
     while waiting:
@@ -294,7 +294,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
             return list(found)
-    except (PermissionError, FileNotFoundError, NotADirectoryError):  # Closed to us and so to the agent, or gone.
+    except (PermissionError, FileNotFoundError, NotADirectoryError):  # It is gone, or closed to us and the agent.
         return []
     except OSError as error:  # The agent can still reach a path longer than PATH_MAX by `cd`.
         raise OverflowError from error

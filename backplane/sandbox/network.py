@@ -1,6 +1,6 @@
-"""Starts a child in a sandbox whose only way to other hosts is a proxy of ours.
+"""Starts a child in a sandbox whose only way to other hosts is our proxy.
 
-The guard listens inside the network namespace and sends the socket out, so no program of ours runs inside.
+The guard listens inside the network namespace and sends the listening socket out, so the proxy itself runs outside.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from backplane.sandbox.plan import Contained
 from backplane.sandbox.proxy import ConnectionRules, Connections, serve
 
 PORT: Final = 3128
-"""Port of the proxy inside a namespace, where no one else listens; the usual one of HTTP proxies."""
+"""Port of the proxy inside a namespace, where no other program listens; usual for HTTP proxies."""
 
 DOOR_S_MAX: Final = 10.0
-"""Seconds for the guard to send its socket, which it does before it starts the host."""
+"""Seconds for the guard to send the listening socket, before it starts the host."""
 
 
 @asynccontextmanager
 async def open_contained(
     command: StartCommand, held: Contained, seen: Connections, *, ready: Ready | None = None
 ) -> AsyncIterator[Child]:
-    """Start a child in its sandbox; when the block ends, nothing of it is alive, and its proxy has ended.
+    """Start a child in its sandbox, and serve its proxy; both end with the block.
 
     Args:
-        seen: filled with the connections through the proxy.
+        seen: records the connections through the proxy.
         ready: as for `open_child`.
 
     Raises:
@@ -66,7 +66,7 @@ async def open_contained(
 
 
 def variables(port: int) -> dict[str, str]:
-    """Return the variables that name the proxy, in every usual spelling; programs differ in what they read."""
+    """Return the environment variables that name the proxy, in all usual spellings: programs read different ones."""
     address = f"http://127.0.0.1:{port}"
     names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     spelled = {spelling: address for name in names for spelling in (name, name.lower())}

@@ -1,4 +1,4 @@
-"""Plans the sandbox of one run: mounts, Landlock rules, variables, and the label that says what they enforce."""
+"""Plans the sandbox of one run: mounts, Landlock rules, variables, and a label that describes their effect."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from backplane.sandbox.mounts import Masks
 from backplane.sandbox.probe import MOUNTS, Probe
 
 PRIVATE: Final = ("/tmp", "/var/tmp")
-"""Each run has its own of these, because other programs keep sockets there (displays, key agents, terminals)."""
+"""Folders of which each run has its own: other programs keep sockets there (displays, key agents, terminals)."""
 
 SOCKETS: Final = "/run"
-"""The folder of the system's sockets; some programs behind them would do anything for our user."""
+"""The folder of the system's sockets; some services behind them do anything that our user asks."""
 
 _KEPT_OF_RUN: Final = (
     *("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager"),  # names of hosts
@@ -37,11 +37,11 @@ _KEPT_OF_RUN: Final = (
 )
 
 _EMPTY_BYTES_MAX: Final = "1048576"
-"""Size of each empty folder that covers something."""
+"""Size limit in bytes of each empty folder that covers another one."""
 
 PROCESSES_MAX: Final = 4096
-"""Processes and threads of one run, where the system counts them for a namespace: no agent's work has needed a tenth,
-a fork bomb is over in a second."""
+"""Limit of processes and threads of one run, if the system counts them for a namespace. No agent has needed a tenth of
+it, and it stops a fork bomb within a second."""
 
 _DEVICES: Final = tuple(
     f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")
@@ -49,11 +49,11 @@ _DEVICES: Final = tuple(
 
 
 ServerFiles = Mapping[str, tuple[str, ...]]
-"""MCP servers: name → the words of its row that may name files."""
+"""Name of an MCP server → the words of its configuration that may name files."""
 
 
 class RunFolders(msgspec.Struct, frozen=True, kw_only=True):
-    """Folders of one run; absolute paths."""
+    """The folders of one run, as absolute paths."""
 
     root: str
     """The workspace, which the host may write."""
@@ -62,9 +62,9 @@ class RunFolders(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """The control plane's own folder: receipts, journals, other runs."""
     scratch: str
-    """An empty folder for its temporary files."""
+    """An empty folder for the run's temporary files."""
     objects: tuple[str, ...] = ()
-    """Folders outside of the root from which its repository takes objects."""
+    """Folders outside of the root from which the root's git repository reads objects."""
 
 
 class Contained(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,19 +72,19 @@ class Contained(msgspec.Struct, frozen=True, kw_only=True):
 
     cage: Cage = Cage()
     env: dict[str, str] = {}
-    """Over the command's own."""
+    """Variables that override the command's own."""
     policy: Policy | None = None
-    """Rules for the proxy of the network; None for no proxy."""
+    """The policy that the network's proxy applies; None for no proxy."""
     endpoints: tuple[str, ...] = ()
     interface: int = 0
     """Landlock's version; 0 for no Landlock."""
     writable: tuple[str, ...] = ()
     label: dict[str, Json] = {}
-    """Isolation, layers and kinds, for the receipt."""
+    """The receipt's members about isolation, layers and kinds of access."""
     hidden_servers: Mapping[str, str] = MappingProxyType({})
-    """MCP servers with a file out of sight, by `deny_read` or as it lies in the state folder: name → the file."""
+    """MCP server with a file that the agent cannot see, by `deny_read` or in the state folder → that file."""
     gaps: Mapping[Rule, str] = MappingProxyType({})
-    """Rules that the operating system holds, each with what it leaves open or ""."""
+    """Rules that the operating system enforces, each with its gaps in words or ''."""
     uncovered: tuple[str, ...] = ()
     """Links that `deny_read` names and whose target no mount can cover."""
     shortfall: tuple[str, str] = ("", "")
@@ -104,13 +104,13 @@ def plan(
     servers: ServerFiles = MappingProxyType({}),
     agent: str | None = None,
 ) -> Contained:
-    """Plan the sandbox of a command. Looks through the workspace if the policy has rules on files; blocking.
+    """Plan the sandbox of a command. Blocking; searches the workspace if the policy has rules on files.
 
     Args:
-        writable: paths beside the workspace that the host may change, its own state say; absolute.
-        endpoints: where the host may always connect to, whatever the rules on the network.
-        open_stores: names of stores of credentials that the host may read.
-        servers: MCP servers that its agent is to start.
+        writable: absolute paths besides the workspace that the host may change, such as its own state.
+        endpoints: targets to which the host may always connect, whatever the rules on the network.
+        open_stores: names of credential stores that the host may read.
+        servers: MCP servers that the host's agent is to start.
         agent: path of the program that the host is to start.
     """
     profile = policy.profile
@@ -140,7 +140,7 @@ def plan(
         stores=stores,
         private=bool(private),
         state_open=any(within(place.state, path) for path in (place.root, *own)),
-        # Counted for a user in his own namespace; nobody counts those of root.
+        # The system counts them for an ordinary user's namespace, but not for root.
         processes_max=PROCESSES_MAX if wrapper and os.geteuid() != 0 else None,
     )
     most = _limits(counted=held.processes_max is not None) if isolation != "off" else ()
@@ -163,7 +163,7 @@ def plan(
 
 
 def _limits(*, counted: bool) -> tuple[tuple[int, int], ...]:
-    """Return the limits of a host, against core files and fork bombs; none is above our own."""
+    """Return a host's limits against core files and fork bombs; each is at most our own limit."""
     wanted = {resource.RLIMIT_CORE: 0} | ({resource.RLIMIT_NPROC: PROCESSES_MAX} if counted else {})
     hard = {number: resource.getrlimit(number)[1] for number in wanted}
     return tuple(
@@ -185,7 +185,7 @@ def _mounts(
     private: tuple[str, ...],
     agent: str | None,
 ) -> Iterator[str]:
-    """Yield the mounts from the outermost to the innermost, so that none covers another by chance."""
+    """Yield the mount options from the outermost to the innermost, so that no mount covers another by chance."""
     mounts: dict[str, tuple[str, ...]] = {}
     sockets = os.path.realpath(SOCKETS)
     covered = [path for path in (sockets, *private) if path != place.root and os.path.isdir(path)]
@@ -210,12 +210,12 @@ def _mounts(
 def _needed(
     place: RunFolders, command: StartCommand, servers: ServerFiles, agent: str | None, covered: list[str]
 ) -> Iterator[str]:
-    """Yield paths in covered places that the command, its agent, its environment or a server's row needs."""
+    """Yield the paths in covered folders that the command, agent, environment or MCP servers need."""
     program = shutil.which(command.argv[0], path=command.env.get("PATH")) or command.argv[0]
     lists = (part for value in command.env.values() for part in value.split(os.pathsep))
     words = [program, *command.argv[1:], *lists, *([agent] if agent else ())]
     ours = [sys.executable, sys.prefix, sys.base_prefix, str(resources.PACKAGE), *map(str, resources.folders())]
-    # An order names these: the state folder, with other runs in it, stays closed to them.
+    # An order names these words, so they must not open the state folder, which contains other runs.
     named = (word for row in servers.values() for word in row)
     theirs = (word for word in named if not within(os.path.realpath(word), place.state))
     for word in (*words, *theirs, *ours):
@@ -226,7 +226,7 @@ def _needed(
 
 
 def _hidden(place: RunFolders, servers: ServerFiles, own: tuple[str, ...], covered: Masks) -> Iterator[tuple[str, str]]:
-    """Yield each server whose row names an existing file that the agent will not see, with that word of the row."""
+    """Yield each server whose configuration names an existing file that the agent cannot see, with that file."""
     for name, words in servers.items():
         for word in words:
             path = os.path.realpath(os.path.join(place.root, word))
@@ -239,7 +239,7 @@ def _hidden(place: RunFolders, servers: ServerFiles, own: tuple[str, ...], cover
 
 def _with_its_folder(path: str, roof: str) -> str:
     folder = Path(path) if os.path.isdir(path) else Path(path).parent
-    if "node_modules" in folder.parts:  # npm links a program into its package, which needs its neighbours.
+    if "node_modules" in folder.parts:  # npm links a program into its package, which needs the packages beside it.
         folder = Path(*folder.parts[: folder.parts.index("node_modules") + 1])
     elif folder.name in ("bin", "sbin"):
         folder = folder.parent

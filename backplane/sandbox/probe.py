@@ -1,4 +1,4 @@
-"""Tries the layers that this machine has, once a process, and keeps the results."""
+"""Tries this machine's layers once per process, and keeps the results."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from backplane.process.tool import run_tool, search_path
 from backplane.sandbox import landlock
 
 TRIAL_S_MAX: Final = 5.0
-"""Seconds for one trial; some ms are usual, 1 s on a loaded machine. After a longer one there is no other."""
+"""Seconds for one trial, which usually takes some ms, or 1 s on a loaded machine; no trial follows a longer one."""
 
 LEFT_S_MAX: Final = 0.5
-"""Seconds for an abandoned trial to end; it checks every 50 ms. After that another run waits for the same trial."""
+"""Seconds for an abandoned trial to end; it checks every 50 ms. If it takes longer, another run may wait for it."""
 
 _SAID: Final = re.compile(rb"([0-9]{1,10})\nbubblewrap ([0-9A-Za-z.+~-]{1,40})\s*")
-"""Output of a trial: its process number in the namespace, and the version."""
+"""Output of a trial: its pid in the namespace, and bubblewrap's version."""
 
 BASE: Final = ("--unshare-pid", "--unshare-ipc", "--as-pid-1")
-"""Options of every use: a pid namespace whose first process is ours, and whose end is the end of all in it."""
+"""Options of every use: a pid namespace whose first process is ours; when that ends, all others end, too."""
 
 _KEPT: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
-"""What root needs to use files of other users; nothing with which a mount could be undone."""
+"""Capabilities that root needs to use files of other users; they do not suffice to undo a mount."""
 
 _AS_ROOT: Final = ("--cap-drop", "ALL", *(word for name in _KEPT for word in ("--cap-add", f"CAP_{name}")))
 
@@ -45,12 +45,12 @@ class Probed(msgspec.Struct, frozen=True):
     usable: bool
     version: str = ""
     why: str = ""
-    """Why it cannot be used; empty if it can."""
+    """Why the layer is unusable, or ''."""
     fix: str = ""
 
     @property
     def fault(self) -> str:
-        """Which layer is missing and why; empty if it is usable."""
+        """The layer's name and why it is unusable; empty if it is usable."""
         return "" if self.usable else f"{self.name} is unusable: {self.why}"
 
 
@@ -61,7 +61,7 @@ class Probe(msgspec.Struct, frozen=True):
     network: Probed
     landlock: Probed
     command: tuple[str, ...] = ()
-    """Bubblewrap with the options that worked; empty if none did."""
+    """The command of bubblewrap with the options that worked; empty if no options did."""
 
     @property
     def landlock_version(self) -> int:
@@ -75,17 +75,17 @@ def probe(environ: Mapping[str, str], stopped: Callable[[], bool] = lambda: Fals
     """Try the layers. Blocks for some ms the first time, so call it in a worker thread.
 
     Args:
-        stopped: called during a trial; True ends it, and its result is not kept.
+        stopped: called during a trial; True ends the trial, and no result is kept.
 
     Raises:
-        BackendError: `execution_tool_failed`, it was stopped.
+        BackendError: `execution_tool_failed`, the trial was stopped.
     """
     path = shutil.which("bwrap", path=search_path(environ)) if GUARD_WORKS else None
     return _bubblewrap(path).find(stopped)
 
 
 async def try_layers(environ: Mapping[str, str]) -> Probe:
-    """Try the layers; if this is cancelled, the trial is ended first."""
+    """Try the layers in a worker thread; if cancelled, end the trial first."""
     left, over = threading.Event(), threading.Event()
     over.set()
 
@@ -111,7 +111,7 @@ def _bubblewrap(path: str | None) -> _Bubblewrap:
 
 
 class _Bubblewrap:
-    """Tries bubblewrap at a path, once for this process; who asks meanwhile waits for the same trial."""
+    """Tries the bubblewrap at one path once per process; concurrent callers wait for the same trial."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
@@ -132,7 +132,7 @@ class _Bubblewrap:
         why = ""
         for rights in _rights():
             command = (path, *BASE, *rights)
-            # One trial of both, as most machines have both.
+            # Try bubblewrap and a network namespace at once, because most machines have both.
             try:
                 no_network, version = _trial((*command, "--unshare-net"), path, stopped)
                 if no_network:
@@ -155,13 +155,15 @@ def _without(why: str, fix: str) -> Probe:
 
 
 def _trial(command: tuple[str, ...], path: str, stopped: Callable[[], bool]) -> tuple[str, str]:
-    """Run bubblewrap in itself, by a shell that prints its process number; return why it fails or "", and its version.
+    """Run a shell in bubblewrap; return why that fails, or "", and bubblewrap's version.
+
+    The shell prints its pid, which is 1 in a new namespace, and then starts `bwrap --version`.
 
     Raises:
-        BackendError: it cannot be started, takes too long or is no bubblewrap; so will the next one.
+        BackendError: the program does not start, takes too long or is no bubblewrap; a second trial would fail, too.
     """
     trial = ("/bin/sh", "-c", 'echo $$; exec "$0" --version', path)
-    # Not tied to us: killed in the moment after its fork it leaves its child waiting for it for ever.
+    # Not tied to us: if bubblewrap is killed right after its fork, its child waits for ever.
     done = run_tool((*command, *MOUNTS, *trial), env={}, timeout_s=TRIAL_S_MAX, stopped=stopped, tied=False)
     if done.code != 0:
         words = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.code}"]
@@ -170,25 +172,25 @@ def _trial(command: tuple[str, ...], path: str, stopped: Callable[[], bool]) -> 
     if said is None:
         return "it does not say its version", ""
     if said[1] != b"1":
-        # It only started its command.
+        # The program only started its command.
         raise BackendError("execution_tool_failed", f"{path} makes no pid namespace")
     return "", said[2].decode()
 
 
 def _rights() -> tuple[tuple[str, ...], ...]:
-    """Return the options to try, one after the other.
+    """Return the sets of options to try in turn.
 
-    Root keeps its rights over files where it may; in a namespace of users it has none over those of others.
+    Root first tries to keep its rights over files: in a user namespace, it has no rights over other users' files.
     """
     return (_AS_ROOT, ("--unshare-user",)) if os.geteuid() == 0 else ((),)
 
 
 MOUNTS: Final = (
     *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
-    # Settings of the kernel belong to no namespace, and root may write them whatever else it has given up.
+    # The kernel's settings belong to no namespace, and root can write them even without capabilities.
     *("--ro-bind-try", "/proc/sys", "/proc/sys", "--ro-bind-try", "/proc/sysrq-trigger", "/proc/sysrq-trigger"),
 )
-"""Everything to be read, nothing to be written, devices without owners, processes of the namespace alone."""
+"""Mounts of every use: a read-only system, a minimal /dev, and a /proc of the namespace's own processes."""
 
 
 @functools.cache

@@ -1,7 +1,7 @@
-"""A small HTTP proxy that knows names: CONNECT for everything encrypted, whole requests for the rest.
+"""A small HTTP proxy that applies rules to host names: CONNECT for encrypted traffic, whole requests for the rest.
 
-A connection comes in, is judged by the order's policy, by its name and by every address the name
-has, and is then carried byte for byte. Nothing is decrypted, kept or logged but what was refused.
+It checks a connection against the order's policy, by its name and by every address of the name, and then copies its
+bytes. It decrypts nothing, and records only the hosts that were reached and the refusals.
 """
 
 from __future__ import annotations
@@ -26,56 +26,56 @@ from backplane.policy.urls import NetworkRule, Target, network_rule, network_rul
 from backplane.process.aio import in_daemon, receive, send, visited
 
 CONNECTIONS_MAX: Final = 128
-"""Connections at once; the next ones wait. A package manager opens about 50."""
+"""Limit of open connections; further ones wait. A package manager opens about 50."""
 
 HEAD_BYTES_MAX: Final = 64 * 1024
-"""Bytes of a request's head; servers accept 8 to 64 KiB."""
+"""Size limit of a request's head in bytes; servers accept 8 to 64 KiB."""
 
 HEAD_S_MAX: Final = 15.0
 """Seconds for a request's head to arrive."""
 
 CONNECT_S_MAX: Final = 20.0
-"""Seconds for name and connection together."""
+"""Seconds to look up a name and to connect, together."""
 
 IDLE_S_MAX: Final = 600.0
-"""Seconds without data on a connection: a model may need minutes before its first word."""
+"""Seconds without data after which a connection ends; a model may need minutes for its first word."""
 
 CHUNK_BYTES: Final = 64 * 1024
-"""Bytes that are copied at once, in each direction."""
+"""Maximum number of bytes copied at once, in each direction."""
 
 LOOKUPS_MAX: Final = 8
-"""Lookups of names at once for one run; the next ones wait. A resolver may take 30 s, and cannot be stopped."""
+"""Limit of simultaneous name lookups of one run; further ones wait. A resolver may take 30 s, and cannot be stopped."""
 
 Names = anyio.CapacityLimiter
-"""Limits the lookups of names."""
+"""Limits simultaneous name lookups."""
 
 Address = tuple[int, tuple[str | int, ...]]
-"""A family, and an address for `connect`."""
+"""An address family, and an address for `connect`."""
 
 ADDRESSES_MAX: Final = 16
-"""Addresses of one name that are tried."""
+"""Number of addresses of one name that are tried."""
 
 FORBIDDEN: Final = "403 Forbidden"
-"""Status of a connection that a rule forbids; the client gets the rule in place of "Forbidden"."""
+"""Status of a connection that a rule forbids; the client gets the rule instead of "Forbidden"."""
 
 PHRASE_CHARS_MAX: Final = 1_000
-"""Characters of an answer's reason phrase; many clients show nothing else of a refused CONNECT."""
+"""Maximum length of an answer's reason phrase; many clients show nothing else of a refused CONNECT."""
 
 _HTTPS_PORT: Final = 443
 
 _NOT_LISTED: Final = Rule("allow_network")
-"""The rule of a decision about a host that is not in the list of allowed ones."""
+"""The rule that decides about a host which `allow_network` does not list."""
 
 DROPPED_HEADERS: Final = (b"proxy-connection", b"proxy-authorization", b"connection", b"keep-alive", b"te", b"upgrade")
-"""Headers of one connection alone (RFC 9110, 7.6.1); ours to the server carries one request and closes."""
+"""Headers that are not forwarded, because they apply to one connection only (RFC 9110, 7.6.1)."""
 
 
 NOTES_MAX: Final = 100
-"""Refusals, and hosts, that the receipt names; it counts all."""
+"""Number of refusals, and of hosts, that the receipt names; it counts all."""
 
 
 class Connections:
-    """The connections of one run."""
+    """Records the connections of one run."""
 
     def __init__(self) -> None:
         self.allowed = 0
@@ -114,7 +114,7 @@ class ConnectionRules:
     """Decides where a connection may go, by name and by address.
 
     Args:
-        endpoints: always allowed, as patterns like those of the policy.
+        endpoints: patterns, like those of the policy, of targets that are always allowed.
     """
 
     def __init__(self, policy: Policy, endpoints: tuple[str, ...]) -> None:
@@ -122,7 +122,7 @@ class ConnectionRules:
         self._endpoints: tuple[NetworkRule, ...] = network_rules(endpoints)
 
     def check_name(self, target: str) -> bool:
-        """Check a target by its name; True for an endpoint of the backend, whose addresses are not checked.
+        """Check a target by its name; return True for a backend's endpoint, whose addresses need no check.
 
         Raises:
             ConnectionRefused: the target is forbidden, or ambiguous.
@@ -140,7 +140,7 @@ class ConnectionRules:
         return False
 
     def _is_https(self, place: Target) -> bool:
-        """Return True if a rule on https allows a tunnel: to port 443, or to the port that the rule names."""
+        """Return True if a rule on https allows a tunnel to this port: port 443, or the one that the rule names."""
         if place.scheme is not None or place.path is not None:
             return False
         rule = self._policy.decide_connection(f"https://{place.host}:{place.port}/").rule
@@ -149,7 +149,7 @@ class ConnectionRules:
         return place.port in (_HTTPS_PORT, network_rule(rule.pattern).port)
 
     def check_address(self, host: str, address: str, port: int) -> None:
-        """Check an address of a name: an allowed name must not lead to a forbidden address.
+        """Check an address of a name, because an allowed name must not lead to a forbidden address.
 
         Raises:
             ConnectionRefused: the address is forbidden.
@@ -159,8 +159,8 @@ class ConnectionRules:
         place = mapped or place
         text = f"[{place}]:{port}" if place.version == 6 else f"{place}:{port}"
         decision = self._policy.decide_connection(text)
-        # With an allow list of names, an address of the open internet is what the name stands for. Others, this
-        # machine's own and its neighbours', must be allowed themselves, or the owner of the name would choose them.
+        # The public addresses of an allowed name need no rule of their own. Its other addresses, such as this machine's
+        # or its neighbours', need one, or the owner of the name could choose any of them.
         trusted = place.is_global or (place.is_loopback and host == "localhost")
         if decision.allowed != "allow" and not (trusted and decision.rule == _NOT_LISTED):
             raise ConnectionRefused(FORBIDDEN, f"{host!r} leads to {place}: {decision.reason}")
@@ -172,28 +172,28 @@ class ConnectionRules:
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """A request of a client."""
+    """A client's request, read from its head."""
 
     target: str
     host: str
     port: int
     tunnel: bool
     head: bytes = b""
-    """Head for the server; empty for a tunnel."""
+    """The head to send to the server; empty for a tunnel."""
     body_bytes: int = 0
     rest: bytes = b""
-    """Bytes that arrived with the head."""
+    """Further bytes that arrived with the head."""
 
 
 async def serve(door: socket.socket, judge: ConnectionRules, connections: Connections) -> None:
-    """Accept and carry connections until cancelled."""
+    """Accept connections, check them and copy their data until cancelled."""
     names = anyio.CapacityLimiter(LOOKUPS_MAX)
     attend = functools.partial(_attend, judge=judge, connections=connections, names=names)
     await visited(door, attend, CONNECTIONS_MAX)
 
 
 _LENGTH_DIGITS_MAX: Final = 18
-"""Digits of the length of a body; Python refuses to read thousands of digits."""
+"""Maximum number of digits in a body's length; Python refuses to read thousands of digits."""
 
 
 async def _attend(client: socket.socket, judge: ConnectionRules, connections: Connections, names: Names) -> None:
@@ -204,7 +204,7 @@ async def _attend(client: socket.socket, judge: ConnectionRules, connections: Co
         await _refuse(client, refusal)
     except OSError:  # Either end has closed.
         return
-    except Exception as error:  # The outermost edge: an error of one connection ends neither others nor the run.
+    except Exception as error:  # All errors end here: an error of one connection ends neither others nor the run.
         connections.deny(f"the proxy failed: {type(error).__name__}")
         await _refuse(client, ConnectionRefused("500 Internal Server Error", "the proxy failed"))
     finally:
@@ -295,7 +295,7 @@ async def _connect(request: _Request, judge: ConnectionRules, own: bool, names: 
     """Resolve the name, check every address, and connect to the first that answers."""
     with anyio.move_on_after(CONNECT_S_MAX):
         try:
-            # The loop's own threads are shared by all runs, and its end waits for each of them.
+            # Not in the loop's own threads: all runs share those, and the loop's end waits for each of them.
             found = await in_daemon(functools.partial(_look_up, request.host, request.port), names)
         except (OSError, UnicodeError) as error:
             raise ConnectionRefused("502 Bad Gateway", f"{request.host!r} cannot be found: {error}") from error
@@ -310,9 +310,9 @@ async def _connect(request: _Request, judge: ConnectionRules, own: bool, names: 
 
 
 def _look_up(host: str, port: int) -> list[Address]:
-    """Ask the system's resolver; blocks. Raises OSError, and UnicodeError if the host is no name."""
+    """Resolve a host by the system's resolver; blocks. Raises OSError, and UnicodeError if the host is no name."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    # A Python without IPv6 gives such addresses as numbers.
+    # A Python built without IPv6 returns IPv6 addresses as numbers.
     return [(family, where) for family, _, _, _, where in found if isinstance(where[0], str)]
 
 
@@ -341,7 +341,7 @@ async def _carry(client: socket.socket, server: socket.socket, request: _Request
         left = None if request.tunnel else max(0, request.body_bytes - len(request.rest))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_pour, client, server, left, idle, None)
-            # What the server says last is the end of a whole request; a tunnel lives while either end does.
+            # The end of the server's data ends the connection; the end of the client's data does not.
             await _pour(server, client, None, idle, tasks.cancel_scope)
 
 
@@ -352,7 +352,7 @@ async def _pour(
     idle: anyio.CancelScope,
     both: anyio.CancelScope | None,
 ) -> None:
-    """Copy one direction to its end, and close it; `both` is cancelled then, and ends the other direction, too."""
+    """Copy one direction until its end, and close it; then cancel `both`, which ends the other direction, too."""
     left = bytes_max
     with suppress(OSError):
         while left != 0:

@@ -1,4 +1,4 @@
-"""The sandbox of one host: its demands are checked before a start, its mounts planned once the folders are known."""
+"""Checks the demands on one host's sandbox before a start, and plans its mounts once the folders are known."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class Sandbox:
-    """The sandbox of one host.
+    """The sandbox of one host, from the check of its demands to the start of its command.
 
     Args:
-        demanded: the order's `config.vendor.abp.enforcement`, not checked yet; it replaces the policy's own demands.
-        found: the layers of this machine; None if nothing can be put around the host, or nothing is to be.
-        open_stores: names of stores of credentials that the host may read.
+        demanded: the order's `config.vendor.abp.enforcement`, unchecked; it overrides the policy's own demands.
+        found: the layers of this machine; None if the host cannot or need not be contained.
+        open_stores: names of credential stores that the host may read.
 
     Raises:
         PolicyError: `policy_invalid`, the demands cannot be read.
-        CapabilityError: `capability_unsupported`, what is asked for cannot be had.
+        CapabilityError: `capability_unsupported`, the layers cannot meet the demands.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Sandbox:
         demands.check_layers(isolation, self._demands, policy.profile, found)
 
     def needs_tree(self, original: str) -> bool:
-        """Return True if the sandbox cannot be planned before the copy is made. Blocking.
+        """Return True if the sandbox can be planned only after the copy is made. Blocking.
 
         Args:
             original: the folder that will be copied.
@@ -59,7 +59,7 @@ class Sandbox:
         return mounts.needs_tree(self._policy.profile) or credentials.has_stores(original)
 
     def check_asks(self, extensions: tuple[str, ...]) -> None:
-        """Refuse a host that does not ask first where the order demands it. Raises CapabilityError."""
+        """Refuse a host that requests no approvals, if the order demands them. Raises CapabilityError."""
         demands.check_asks(self._demands, extensions)
 
     def contain(
@@ -71,7 +71,7 @@ class Sandbox:
         servers: plan.ServerFiles,
         agent: str | None,
     ) -> plan.Contained:
-        """Plan what is put around a command. Blocking.
+        """Plan the sandbox of a command. Blocking.
 
         Raises:
             CapabilityError: `capability_unsupported`, the system cannot enforce a rule that the order wants enforced.
@@ -106,13 +106,13 @@ class Sandbox:
 
         Args:
             ready: awaited while the sandbox is made, before the command starts.
-            endpoints: where it may connect to beside those of the plan.
+            endpoints: further targets to which the command may connect.
         """
         held = msgspec.structs.replace(held, endpoints=(*held.endpoints, *endpoints))
         if held.policy is None:
             caged = msgspec.structs.replace(command, env=command.env | held.env)
             return open_child(caged, cage=held.cage, ready=ready)
-        # Only where the network is ruled, as a third of the loading is the proxy's.
+        # Imported only if the network has rules, because the proxy takes a third of the loading time.
         from backplane.sandbox.network import open_contained
         from backplane.sandbox.proxy import Connections
 
@@ -120,10 +120,10 @@ class Sandbox:
         return open_contained(command, held, self._connections, ready=ready)
 
     def close(self, added: dict[str, Json]) -> None:
-        """Add what went through the network of a host that has ended.
+        """Add the network connections of an ended host to the receipt.
 
         Args:
-            added: members of the receipt's own part.
+            added: the receipt's own members, to which `network` is added.
         """
         if self._connections is not None and (self._connections.allowed or self._connections.denied):
             added["network"] = self._connections.to_wire()
