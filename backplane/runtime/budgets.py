@@ -1,8 +1,8 @@
-"""What an order may use over all its attempts, and what the children of one run may use together: money and tokens.
+"""Limits the money and tokens of an order over all its attempts, and those of a run's children together.
 
-A child's share is fixed when it starts: a row that is checked and written in one transaction, so any number of
-processes keep to one budget. The row is settled from the child's receipt when another child asks, so what the child
-left is free again, and a kill leaves nothing to be put right.
+A child's share is fixed when the child starts: its row is checked and written in one transaction, so any number of
+processes keep to one budget. When another child asks, the row is settled from the child's receipt, which frees what the
+child did not use; a killed process therefore leaves nothing to repair.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ CREATE TABLE IF NOT EXISTS shares (
 MICROS: Final = 1_000_000
 
 UNBILLED: Final = frozenset({"backend_rate_limited", "backend_unavailable"})
-"""Error codes with which a service refuses a request and bills nothing for it."""
+"""Error codes of requests that a service refuses without billing them."""
 
 _ANSWERS: Final = (AssistantDelta, AssistantMessage, ToolCall, FileChanged, CommandExecuted)
-"""Events after which a model has answered."""
+"""Kinds of events that show that a model has answered."""
 
 COUNTED: Final = frozenset({"complete", "partial", "budget", "max_turns"})
-"""Ends after which the reported usage is complete; after any other a last call may be missing."""
+"""Ends of a run whose reported usage is complete; after any other end, a last call may be missing."""
 
 RULE: Final = (
     "its share was reserved before it started; its agent reports usage afterwards, so the call of its model that used "
@@ -70,24 +70,24 @@ RULE: Final = (
 )
 
 _OWN: Final = {"usd_micros": "max_budget_usd", "tokens": "budget_tokens"}
-"""Kind of an amount → the setting that limits it for an order's own agent."""
+"""Kinds of amounts → the settings that limit them for an order's own agent."""
 
 
 class Amount(NamedTuple):
-    """Money in millionths of a dollar, and tokens of input and output; None is unknown, or without a limit."""
+    """Money in millionths of a dollar, and input plus output tokens; None if unknown, or without a limit."""
 
     usd_micros: int | None = None
     tokens: int | None = None
 
     def minus(self, used: Amount) -> Amount:
-        """Return what is left of this limit, below 0 if more was used."""
+        """Return what is left of this limit; negative if more was used."""
         return Amount(*(has if has is None else has - (less or 0) for has, less in zip(self, used, strict=True)))
 
 
 def used_by(receipt: Receipt, code: str | None, *, was_sent: bool) -> Amount:
-    """Return what a run has used by its receipt; None is unknown.
+    """Return the money and tokens that a run has used according to its receipt; None for what is unknown.
 
-    A call that its service refused is not billed, and a host that was never sent its order has called no model.
+    A call that the service refused is not billed, and a host that never got its order has called no model.
 
     Args:
         code: the code of the run's error.
@@ -99,10 +99,10 @@ def used_by(receipt: Receipt, code: str | None, *, was_sent: bool) -> Amount:
 
 
 def amount_of(usage: Usage, before: Usage | None = None) -> Amount:
-    """Return the money and the tokens that count for a budget; None is unknown.
+    """Return the money and the tokens that count for a budget; None for what is unknown.
 
     Args:
-        before: reported earlier; a lower cost at the end gives nothing of a budget back.
+        before: usage reported earlier; if its cost is higher, that cost counts.
     """
     reported = (usage.estimated_cost_usd, before.estimated_cost_usd if before is not None else None)
     costs = [cost for cost in reported if cost is not None]
@@ -115,18 +115,18 @@ def _tokens(sent: int | None, got: int | None) -> int | None:
 
 
 def last_usage(events: Iterable[AgentEvent]) -> Usage:
-    """Return the usage that a run's events reported last."""
+    """Return the latest usage that a run's events reported."""
     return functools.reduce(fold, events, Folded()).usage
 
 
 def own_budget(order: WorkOrder) -> Amount:
-    """Return how much an order's own agent may use."""
+    """Return the limits of an order's own agent."""
     usd = order.config.max_budget_usd
     return Amount(None if usd is None else round(usd * MICROS), order.abp("budget_tokens"))
 
 
 def children_budget(order: WorkOrder) -> Amount:
-    """Return how much an order's children may use together."""
+    """Return the limits that an order's children share."""
     return Amount(order.abp("children_budget_usd_micros"), order.abp("children_budget_tokens"))
 
 
@@ -137,10 +137,10 @@ def _with_budget(order: WorkOrder, own: Amount) -> WorkOrder:
 
 
 def after_run(store: Store, order: WorkOrder, run_id: str, used: Amount) -> WorkOrder:
-    """Return an order with what one of its runs has left of its budgets, its children's included. Blocks.
+    """Return an order whose budgets are reduced by what one of its runs and the run's children used. Blocks.
 
     Raises:
-        PolicyError: `policy_denied`, nothing is left, or what the run has used is unknown.
+        PolicyError: `policy_denied`, nothing is left, or the run's usage is unknown.
         StoreError: `receipt_store_failed`.
     """
     check_settings(order)
@@ -167,17 +167,17 @@ def after_run(store: Store, order: WorkOrder, run_id: str, used: Amount) -> Work
 
 
 def reserve(store: Store, order: WorkOrder, run_id: str) -> tuple[WorkOrder, dict[str, Json]]:
-    """Take the share of a child from its parent's budget. Blocks.
+    """Reserve the share of a child in its parent's budget. Blocks.
 
-    The share is its `max_budget_usd` and `budget_tokens`, and the budget of its own children. A child without a limit
-    takes all that is left, which then is its limit.
+    The share is the child's `max_budget_usd` and `budget_tokens` plus the budget of its own children. A child without a
+    limit reserves all that is left, which becomes its limit.
 
     Returns:
-        The order as it may run, and the receipt's member `budget`.
+        The child's order with its limits, and the receipt's member `budget`.
 
     Raises:
-        ConfigError: `config_invalid`, the parent is not known here or allows no children, or a setting is wrong.
-        PolicyError: `policy_denied`, so much is not left; nothing was reserved.
+        ConfigError: `config_invalid`, the parent is unknown here or has no budget for children, or a setting is wrong.
+        PolicyError: `policy_denied`, less than this share is left; nothing was reserved.
         StoreError: `receipt_store_failed`.
     """
     check_settings(order)
@@ -201,7 +201,7 @@ def reserve(store: Store, order: WorkOrder, run_id: str) -> tuple[WorkOrder, dic
 
 
 def _share(kind: str, left: int | None, own: int | None, below: int | None) -> int | None:
-    """Return what a child takes; None if its parent sets no limit. Raises PolicyError: `policy_denied`."""
+    """Return the amount to reserve for a child; None if the parent has no limit. Raises PolicyError `policy_denied`."""
     if left is None:
         return None
     below = below or 0
@@ -219,7 +219,7 @@ def _words(kind: str, amount: int) -> str:
 
 
 def _limit_of(store: Store, parent: object) -> Amount:
-    """Return what the parent's order allows. Raises ConfigError."""
+    """Return the limits that the parent's order sets for its children. Raises ConfigError: `config_invalid`."""
     if not isinstance(parent, str) or not is_run_id(parent):
         fact = f"config.vendor.abp.parent is {str(parent)[:80]!r}"
         raise ConfigError("config_invalid", fact, hint="give the whole id of a run")
@@ -237,7 +237,7 @@ def _limit_of(store: Store, parent: object) -> Amount:
 
 
 def _used(connection: sqlite3.Connection, store: Store, parent: str) -> Amount:
-    """Return what the children have used or may still use; those that have ended meanwhile are settled."""
+    """Settle the children that have ended, and return what all children have used or may still use."""
     open_shares = "SELECT run_id, usd_micros, tokens, pid FROM shares WHERE parent = ? AND settled = 0"
     for run_id, usd_micros, tokens, pid in connection.execute(open_shares, (parent,)).fetchall():
         if (used := _settled(store, run_id, Amount(usd_micros, tokens), pid)) is not None:
@@ -248,21 +248,21 @@ def _used(connection: sqlite3.Connection, store: Store, parent: str) -> Amount:
 
 
 def _settled(store: Store, run_id: str, share: Amount, pid: int) -> Amount | None:
-    """Return what a child has used, its whole share if that is not known for sure; None while it may continue."""
+    """Return what a child has used, at least its share if the usage is uncertain; None while the child may continue."""
     if not store.has(run_id):
-        # Without a folder, and with its control plane dead, it never began.
+        # Without a folder, a child whose control plane is dead never began.
         return None if os.path.lexists(store.folder(run_id)) or _is_alive(pid) else Amount(0, 0)
     run = of_row(store, store.find(run_id))
     if run.reason == "refused":
         return Amount(0, 0)
     used = Amount(run.cost_usd_micros, _tokens(run.input_tokens, run.output_tokens))
-    if run.reason not in COUNTED:  # A last call may be missing in what it reported.
+    if run.reason not in COUNTED:  # The reported usage may lack a last call.
         return Amount(*(max(known or 0, most or 0) for known, most in zip(used, share, strict=True)))
     return Amount(*(most if known is None else known for known, most in zip(used, share, strict=True)))
 
 
 def _is_alive(pid: int) -> bool:
-    """Return True if there is such a process; another one with its number only keeps a share longer."""
+    """Return True if a process has this pid; if it is another process, a share is only kept longer."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

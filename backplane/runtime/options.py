@@ -1,4 +1,4 @@
-"""Keyword arguments of one run: the same for `run`, `start`, a control plane and the router."""
+"""Defines the keyword arguments of one run, which `run`, `start`, a control plane and the router share."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 
 class RouteOptions(TypedDict, total=False):
-    """What a run asks of the router, in place of the order's own `config.vendor.abp.route`.
+    """Wishes of a run for the router; they replace members of the order's `config.vendor.abp.route`.
 
     Attributes:
-        type: the kind of task, which says what a backend must be able to do.
+        type: the kind of task, which decides what a backend must be able to do.
         preference: `cost`, `speed`, `quality`, `balanced`, or `specific` for the order's own model.
-        priority: `low`, `normal`, `high` or `critical`, among orders that wait for a place.
-        strategy: a name; None takes the router's own.
-        max_cost_usd_micros: the most that a run may be expected to cost, in millionths of a US dollar.
-        max_latency_ms: the longest that a first answer may be expected to take.
-        allow_unknown: an unknown cost or latency satisfies its limit.
-        input_tokens: tokens that the task will send, if known.
-        output_tokens: tokens that it will get, if known.
-        seed: of the strategies that draw by chance.
+        priority: `low`, `normal`, `high` or `critical`; a waiting order with a higher one starts first.
+        strategy: name of the router's strategy; None takes the router's own.
+        max_cost_usd_micros: limit of the expected cost of the run, in millionths of a US dollar.
+        max_latency_ms: limit of the expected time to the first answer, in milliseconds.
+        allow_unknown: True if an unknown cost or latency satisfies its limit.
+        input_tokens: number of tokens that the task will send, if known.
+        output_tokens: number of tokens that the task will receive, if known.
+        seed: seed of the strategies that choose at random.
     """
 
     type: TaskType | None
@@ -94,7 +94,7 @@ OPTIONS: Final = frozenset(RunOptions.__annotations__)
 OF_ORDER: Final = ("root", "model", "policy", "lane", "max_turns", "max_budget_usd", "output")
 """Options that become members of the order."""
 OF_RUN: Final = ("on_ask", "hooks", "output", "timeout", "limits")
-"""Options that go on to the run itself."""
+"""Options that are passed to the run itself."""
 
 
 def check_names(given: Mapping[str, object], *known: str) -> None:
@@ -105,7 +105,7 @@ def check_names(given: Mapping[str, object], *known: str) -> None:
 
 
 def check_callbacks(on_ask: object, hooks: Sequence[object]) -> None:
-    """Refuse what cannot answer or be asked. Raises ConfigError: `config_invalid`."""
+    """Refuse an `on_ask` that is no function and `hooks` that are no hooks. Raises ConfigError: `config_invalid`."""
     require_type(on_ask, Callable | None, "`on_ask`", "a function from an Approval to a Decision")
     require_type(hooks, Sequence, "`hooks`", "a list of backplane.Hook")
     for hook in hooks:
@@ -113,10 +113,10 @@ def check_callbacks(on_ask: object, hooks: Sequence[object]) -> None:
 
 
 def log_without_effect(order: WorkOrder, hooks: Sequence[Hook]) -> None:
-    """Log what has no effect in an order to `backplane`: the run only warns of it in its events."""
+    """Log the parts of an order without effect to the logger `backplane`: the run only warns in its events."""
     hooked = [tool for hook in hooks for tool in hook.tools]
     for _, _, fact in without_effect(order, list(unheard_pointers(order.config.vendor)), hooked):
-        import logging  # Only for an order that has something like this.
+        import logging  # Most orders have no such part.
 
         logging.getLogger("backplane").warning(fact)
 
@@ -127,7 +127,7 @@ async def order_of(
     configured_policy: PolicyProfile | str | None = None,
     **given: Unpack[RunOptions],
 ) -> WorkOrder:
-    """Return the order with its options in it; functions are served until `opened` is left.
+    """Return the order with the options as its members; functions are served until `opened` is closed.
 
     Raises:
         ConfigError, PolicyError: as `make_order` and `served`.
@@ -149,13 +149,13 @@ async def order_of(
 
 
 async def hand_event(on_event: OnEvent, event: AgentEvent) -> None:
-    """Call a program's function with one event, in this thread; an `async` one is awaited."""
+    """Call a program's plain or `async` function with one event, in this thread."""
     if inspect.isawaitable(waits := on_event(event)):
         await waits
 
 
 def limits_of(own: Limits | None, otherwise: Limits, timeout: float | None) -> Limits:
-    """Return the limits of a run: those given for it, else the settings', with its own timeout.
+    """Return the limits of a run: its own or else those of the settings, with its own timeout if it has one.
 
     Raises:
         ConfigError: `config_invalid`, a limit is out of its range.

@@ -31,7 +31,7 @@ _PARTS: Final = {
     for name in WorkOrder.__struct_fields__
     if isinstance(value := getattr(WorkOrder(""), name), msgspec.Struct)
 }
-"""Members of an order that are structs of their own; a program may give anything."""
+"""Members of an order that are structs → their types, which are checked because a program may give anything."""
 
 
 def make_order(
@@ -51,10 +51,10 @@ def make_order(
     Args:
         policy: a profile, the name of a shipped one, or the path of a file.
         output: a type or JSON Schema that the answer must have, see `schema_of`.
-        configured_policy: the configuration's policy, for an order that brings none.
+        configured_policy: the configuration's policy, for an order without one.
 
     Raises:
-        ConfigError: `config_invalid`, a value has a wrong type or is none of its choices.
+        ConfigError: `config_invalid`, a value has a wrong type or is not one of its choices.
         PolicyError: `policy_invalid`, the policy cannot be read.
     """
     require_type(order, WorkOrder | str, "the order", "give the task as a str, or a backplane.WorkOrder")
@@ -79,10 +79,10 @@ def make_order(
 
 
 def read_policy(policy: PolicyProfile | str) -> PolicyProfile:
-    """Return a policy: a profile as it is, a shipped one by its name, or the content of a file.
+    """Return a policy from a profile, the name of a shipped profile, or the path of a file.
 
     Raises:
-        PolicyError: `policy_invalid`, the file is no policy.
+        PolicyError: `policy_invalid`, the file is not a policy.
         ConfigError: `config_invalid`, there is no profile and no readable file of that name.
     """
     if isinstance(policy, PolicyProfile):
@@ -108,12 +108,12 @@ def read_policy(policy: PolicyProfile | str) -> PolicyProfile:
 def without_effect(
     order: WorkOrder, unheard: Sequence[str], hooked: Iterable[str] = (), root: str | None = None
 ) -> Iterator[tuple[str, Json, str]]:
-    """Yield what has no effect in an order, as its run warns of it: a name, the values, and both in words.
+    """Yield the parts of an order without effect, each as a name, its values, and the run's warning about them.
 
     Args:
-        unheard: its `unheard_names`.
-        hooked: names of tools in its run's hooks.
-        root: the copy that the agent works in; None before it is made.
+        unheard: names of the order's settings without effect.
+        hooked: names of tools in the hooks of the run.
+        root: the copy in which the agent works; None before the copy is made.
     """
     if unheard:
         yield "unheard", list(unheard), f"without effect in the order: {', '.join(unheard)}"
@@ -136,9 +136,9 @@ def _shown(found: Mapping[str, str | None]) -> str:
 
 
 def check_order(order: WorkOrder) -> WorkOrder:
-    """Return the order as a host reads it, or refuse one that no host would take: wrong types, words or numbers.
+    """Return the order as a host reads it, or refuse an order with wrong types, words or numbers.
 
-    A list in place of a tuple is taken. An order in place that selects files is refused.
+    A list is accepted in place of a tuple. An order that works in place and selects files is refused.
 
     Raises:
         ConfigError: `config_invalid`, with the member, its value and the choices.
@@ -158,7 +158,7 @@ def check_order(order: WorkOrder) -> WorkOrder:
     except (TypeError, ValueError) as error:
         fact = f"the order is none of the contract's: {error}"
         raise _invalid(fact, "see `backplane schema work_order`") from error
-    # JSON writes null for such a number, and a limit that is null is none.
+    # JSON writes null for NaN and infinity, and null would mean no limit.
     if as_read != order and (place := _no_number(msgspec.to_builtins(order))) is not None:
         raise _invalid(f"`{place[1:]}` is no finite number", "leave it out for no limit")
     if order.workspace.mode == "pass_through" and (order.workspace.include or order.workspace.exclude):
@@ -169,7 +169,7 @@ def check_order(order: WorkOrder) -> WorkOrder:
 
 
 def _no_number(value: Json) -> str | None:
-    """Return where a number stands that JSON has no word for, as `.config.max_budget_usd`; None for nowhere."""
+    """Return the place of the first number that is not finite, as `.config.max_budget_usd`; None if there is none."""
     if isinstance(value, float):
         return None if math.isfinite(value) else ""
     rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
@@ -178,7 +178,7 @@ def _no_number(value: Json) -> str | None:
 
 
 def schema_of(output: Any) -> dict[str, Any]:
-    """Return the JSON Schema of a type: of a msgspec struct, dataclass, TypedDict or pydantic model, or as it is.
+    """Return the JSON Schema of a msgspec struct, dataclass, TypedDict or pydantic model, or of a given schema itself.
 
     Raises:
         ConfigError: `config_invalid`, the type has no schema.
@@ -201,7 +201,7 @@ def schema_of(output: Any) -> dict[str, Any]:
 
 
 def answer_of(receipt: Receipt, output: Any) -> Any:
-    """Return a run's structured answer as the type that was asked for; None if there is none.
+    """Return a run's structured answer as the `output` type; None if there is no answer.
 
     Args:
         output: as in `schema_of`; a schema, or None, gives plain JSON.

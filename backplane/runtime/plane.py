@@ -1,6 +1,6 @@
 """Runs orders on backends, a bounded number at once, and keeps their receipts.
 
-`admit` decides about an order before its run is made, `drive` leads the run to its receipt.
+`admit` decides about an order before its run is made, and `drive` executes the run up to its receipt.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ NOTHING: Final[Mapping[str, Json]] = MappingProxyType({})
 
 
 def signer_of(key: str | None) -> Signer | None:
-    """Return what signs receipts with a key; None for none.
+    """Return a signer of receipts for a key; None without a key.
 
     Raises:
         ConfigError: `config_invalid`, the key cannot be read, or the extra is missing.
     """
     if key is None:
         return None
-    from backplane.receipts.signatures import Signer  # Needs a library that most do without.
+    from backplane.receipts.signatures import Signer  # Loads a library that most programs do not need.
 
     return Signer(key)
 
 
 def _sender(environ: Mapping[str, str]) -> Sender | None:
-    """Return what sends runs to a collector; None if the environment names none, or the extra is not installed."""
+    """Return the sender of runs to a collector; None if the environment names none, or the extra is not installed."""
     if not any(name.startswith("OTEL_EXPORTER_OTLP_") for name in environ):
         return None
     from importlib.util import find_spec
@@ -85,12 +85,12 @@ class Closing(Protocol):
 class ControlPlane:
     """Runs orders on backends, a bounded number at once, and keeps their receipts.
 
-    Use it as an async context manager; it may be shared by any number of tasks. One that is closed starts nothing.
+    Use it as an async context manager; any number of tasks may share it. A closed control plane starts nothing.
 
     Args:
-        settings: None loads the configuration as the command line does.
+        settings: settings to use; None loads the configuration as the command line does.
         home: the state folder; None takes the usual one (see `config.home`).
-        environ: what a child's environment is chosen from; None takes this process's own.
+        environ: variables from which a child's environment is chosen; None takes those of this process.
 
     Raises:
         ConfigError: `config_invalid`.
@@ -115,9 +115,9 @@ class ControlPlane:
         """Sessions on this control plane; they are closed before it."""
         self._closed = False
         self.sender = _sender(self.environ)
-        """Sends ended runs to a collector; None for none. A caller that replaces it must call its `leave`."""
+        """Sends ended runs to a collector; None sends none. A caller that replaces the sender must call its `leave`."""
         self.layers: Probe | None = None
-        """Layers of the sandbox on this machine; None has them probed when they are needed."""
+        """Which sandbox layers this machine has; None if they are to be probed once they are needed."""
 
     async def __aenter__(self) -> ControlPlane:
         self._closed = False
@@ -130,7 +130,7 @@ class ControlPlane:
     def keep_warm(self) -> None:
         """Keep hosts waiting for later orders, within the limits, until the control plane or the loop is closed."""
         limits = self.settings.limits
-        # With telemetry, the environment of a host names its run: it cannot wait for another.
+        # With telemetry, a host's environment names its run, so the host cannot wait for another run.
         self.warm = WarmHosts(limits.warm_max, limits.warm_s) if limits.warm_max and self.sender is None else None
 
     async def __aexit__(self, *_: object) -> None:
@@ -142,7 +142,7 @@ class ControlPlane:
 
     async def _close(self) -> None:
         with anyio.CancelScope(shield=True):
-            async with AsyncExitStack() as closing:  # Each of them, whatever another raises.
+            async with AsyncExitStack() as closing:  # Closes each of them, even if another raises.
                 if self.sender is not None:
                     closing.push_async_callback(anyio.to_thread.run_sync, self.sender.leave)
                 closing.push_async_callback(anyio.to_thread.run_sync, self.state_folder.close)
@@ -191,20 +191,20 @@ class ControlPlane:
     ) -> AsyncIterator[Run[Any]]:
         """Run one order; leaving the block early cancels the run in order.
 
-        The run never raises for what a host does: `run.error` and `run.receipt` say how it ended.
+        The run raises no errors of the host: `run.error` and `run.receipt` tell how the run ended.
 
         Args:
             order: a work order, or just the task.
             backend: a name, or a backend of your own; None takes the one that the order names, else the default.
-            run_id: a UUID for the run, taken unless a run has it already; None makes one.
+            run_id: a UUID for the run; None, or the id of an earlier run, makes a new one.
             route: why this backend was chosen, for the receipt.
-            added: members for the receipt's own part, `usage_raw.backplane`, from the caller.
+            added: the caller's members for `usage_raw.backplane` in the receipt.
             given: `RunOptions`, as `backplane.start` takes them.
 
         Raises:
             BackendError: `rate_limit_exceeded` when too many runs are waiting already; `backend_not_found`.
-            ConfigError: `config_invalid`, a member of the order has a wrong type or is none of its choices; or it is
-                declared pure and works in place; or `run_id` is no UUID; or the control plane is closed.
+            ConfigError: `config_invalid`, a member of the order has a wrong type or is not one of its choices; or the
+                order is declared pure and works in place; or `run_id` is no UUID; or the control plane is closed.
         """
         on_ask, hooks, output = given.get("on_ask"), given.get("hooks", ()), given.get("output")
         async with AsyncExitStack() as opened:
@@ -216,7 +216,7 @@ class ControlPlane:
                 whole = await order_of(order, opened, self.settings.policy, **given)
                 asked = settings_of(whole.config.vendor)
                 named = backend if backend is not None else asked.get("backend")
-                if named is None or isinstance(named, str):  # It may read a stored run, or load a plug-in.
+                if named is None or isinstance(named, str):  # Finding it may read a stored run, or load a plug-in.
                     chosen = await anyio.to_thread.run_sync(self.find_backend, named)
                 else:
                     chosen = self.find_backend(named)
@@ -246,10 +246,10 @@ class ControlPlane:
                 await self._end(run, task)
 
     def find_backend(self, named: Backend | str | None) -> Backend:
-        """Return a backend by its name; None is the configured default.
+        """Return the backend of this name; None stands for the configured default.
 
         Raises:
-            ConfigError: `config_invalid`, there is no default, or this is neither a name nor a backend.
+            ConfigError: `config_invalid`, there is no default, or `named` is neither a name nor a backend.
             BackendError: `backend_not_found`.
         """
         if named is not None and not isinstance(named, str):
@@ -267,7 +267,7 @@ class ControlPlane:
 
     async def _end(self, run: Run, task: LoopTask) -> None:
         try:
-            async with AsyncExitStack() as ending:  # Each of them, whatever another raises.
+            async with AsyncExitStack() as ending:  # Ends each of them, even if another raises.
                 ending.callback(self._slots.release)
                 ending.push_async_callback(keep_result, self.home, run)
                 ending.push_async_callback(task.wait)
@@ -282,7 +282,7 @@ class ControlPlane:
             run.fail(error)
 
     def environ_of(self, run_id: str) -> Mapping[str, str]:
-        """Return the variables that a host's environment is chosen from; with telemetry, they name the run's span."""
+        """Return the variables from which a host's environment is chosen; with telemetry, they name the run's span."""
         if self.sender is None:
             return self.environ
         from backplane.telemetry.context import TRACEPARENT, traceparent
@@ -301,7 +301,7 @@ class ControlPlane:
         """Store the receipt of a run that ended while it waited for its place, before anything was started.
 
         Args:
-            why: in words when it was cancelled, else what went wrong.
+            why: the reason of a cancellation as text, or the error that ended the run.
             added: as in `start`.
         """
         limits = limits_of(backend.limits, self.settings.limits, None)
@@ -311,9 +311,9 @@ class ControlPlane:
         return run
 
     async def apply(self, run_id: str) -> tuple[str, ...]:
-        """Put the result of an ended run into the folder that it was copied from; return the files.
+        """Apply the result of an ended run to the folder that was copied for it; return the changed files.
 
-        Nothing is to be done for a run that worked in place, changed nothing, or is applied already.
+        Runs that worked in place, changed nothing or are already applied change no files.
 
         Raises:
             WorkspaceError: `execution_workspace_error`, a file has changed meanwhile, or a write failed.
@@ -324,7 +324,7 @@ class ControlPlane:
 
 
 def _uuid_of(run_id: str) -> str:
-    """Return a run's id as the contract prints it."""
+    """Return a run's id in the form of the contract. Raises ConfigError: `config_invalid`."""
     try:
         return canonical.uuid_text(run_id)
     except ValueError:

@@ -1,7 +1,7 @@
 """Replays a stored run as the backend `replay:RUN`: its events byte for byte, its outcome, and its patch on request.
 
-A replay runs no tool and asks no question: the events report what another run did, and the receipt says so. What was
-redacted in that run stays redacted.
+A replay runs no tool and asks no question: its events report what the stored run did, as its receipt notes. What was
+redacted in the stored run stays redacted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from backplane.runtime.memory import ReplayBackend
 from backplane.workspace import apply_patch
 
 WRITE_BYTES: Final = 1 << 16
-"""Events written at once: what a pipe takes."""
+"""Minimum size of a block of events that is written at once, about what a pipe takes."""
 
 
 class RecordedRun(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class RecordedRun(msgspec.Struct, frozen=True):
     with_patch: bool
 
     def hello(self, *, cached: bool) -> wire.Hello:
-        """Return the replay's hello; a cached answer declares what its original host declared."""
+        """Return the replay's hello; for a cached answer, with the capabilities of the stored run's host."""
         as_host = {"capabilities": self.receipt.capabilities, "heeds": tuple(OF_HOST)} if cached else {}
         return msgspec.structs.replace(_HELLO, mode=self.receipt.mode, **as_host)
 
@@ -60,13 +60,13 @@ def find_replay(name: str, home: Path, *, with_patch: bool = False, cached: bool
 
     Args:
         home: the state folder with the run.
-        with_patch: put the stored patch into the workspace of the replay.
-        cached: the stored run answers the same order.
+        with_patch: True applies the stored patch to the workspace of the replay.
+        cached: True if the stored run answers the same order.
 
     Raises:
-        ConfigError: `config_invalid`, no such run.
-        StoreError: `receipt_store_failed`, its content was pruned or cannot be read.
-        PolicyError: `policy_denied`, its patch must not travel on: the run broke its policy, or it holds secrets.
+        ConfigError: `config_invalid`, there is no such run.
+        StoreError: `receipt_store_failed`, the run's content was pruned or cannot be read.
+        PolicyError: `policy_denied`, the patch cannot be replayed: the run broke its policy, or the patch has secrets.
     """
     with Store.open(home, readonly=True) as store:
         receipt = store.load(store.find(name.removeprefix(REPLAY)).run_id)
@@ -92,7 +92,7 @@ def _check_patch(receipt: Receipt) -> None:
 
 
 async def _serve(stored: RecordedRun, hello: wire.Hello, stdin: int, stdout: int) -> None:
-    """Serve one replay over two descriptors, until stdin ends."""
+    """Serve one replay over two descriptors until stdin ends."""
     ends = Pair(stdout, stdin)
     host = _Replay(stored, ends.write)
     await host.write(host.end.send(hello))
@@ -111,7 +111,7 @@ _HELLO: Final = wire.Hello(
     backend=BackendIdentity("replay"),
     capabilities=Manifest({"streaming": NATIVE}).to_wire(),
     extensions=("cancel/1", "ping/1"),
-    heeds=("mode",),  # The events are as they are, whatever model or limits an order names.
+    heeds=("mode",),  # The stored events ignore the model and limits of an order.
 )
 
 
@@ -140,7 +140,7 @@ class _Replay:
                 await anyio.to_thread.run_sync(self._apply, Path(run.work_order.workspace.root))
             outcome: Outcome = "partial" if self._cancelled else self._stored.receipt.outcome
             last: wire.Final | wire.Fatal = wire.Final(ref_id=run.id, receipt=self._claim(run, outcome))
-        except (BackplaneError, OSError) as error:  # A patch or trace that cannot be read ends this replay only.
+        except (BackplaneError, OSError) as error:  # An unreadable patch or trace ends this replay only.
             known = unforeseen(error)
             last = wire.Fatal(ref_id=run.id, error=known.message, error_code=known.code)
         await self.write(self.end.send(last))
@@ -164,7 +164,7 @@ class _Replay:
             apply_patch(self._stored.folder, record_sha256=self._stored.record_sha256, root=root)
 
     def _claim(self, run: wire.RunMessage, outcome: Outcome) -> object:
-        """Return the replay's own receipt: the stored outcome, and no usage, as it spent nothing."""
+        """Return the replay's own receipt: with the stored outcome, and without usage, as a replay spends nothing."""
         then = self._stored.receipt
         raw = then.usage_raw if isinstance(then.usage_raw, dict) else {"value": then.usage_raw}
         meta = {"run_id": run.id, "work_order_id": run.work_order.id}

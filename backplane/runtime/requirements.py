@@ -28,7 +28,7 @@ EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "s
 
 
 class RunRequirements:
-    """What a run needs of its host and backend.
+    """Compares what a run needs with what its host and backend have.
 
     Args:
         backend_id: the backend's name on this machine.

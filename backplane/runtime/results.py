@@ -1,6 +1,6 @@
-"""Applies a stored run's result to its folder, and takes the folder back: for the commands, the page and Python.
+"""Applies a stored run's result to its folder, or undoes that, for the commands, the web page and Python.
 
-Everything here blocks, and finishes first what a killed process left half applied.
+All functions block, and first finish or undo what a killed process left half applied.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of applying a result."""
+    """Options for applying a result."""
 
     at: str | None = None
     """Name or id of a checkpoint; None for the state at the end."""
     root: Path | None = None
-    """The folder; None for the one that the run was made for."""
+    """The folder to change; None for the one on which the run was made."""
     check: bool = False
-    """Only find out whether it would work."""
+    """True only checks whether the result can be applied."""
     merge: bool = False
-    """Merge files that have changed since the run began, instead of refusing."""
+    """True merges files that have changed since the run began, instead of refusing them."""
     accept_violations: bool = False
 
 
@@ -42,7 +42,7 @@ _PLAIN: Final = Wish()
 
 
 def apply_once(folder: StateFolder, run_id: str) -> tuple[str, ...]:
-    """Apply the result of a run that no lane has applied yet; return the files. Raises as `apply_result`."""
+    """Apply a run's result unless the run's lane has applied it; return the files. Raises as `apply_result`."""
     with Store.open(folder.home, readonly=True) as store:
         is_applied = "lane" in store.load(run_id).backplane
     return () if is_applied else apply_result(folder, run_id).files
@@ -62,7 +62,7 @@ def apply_result(folder: StateFolder, run_id: str, wish: Wish = _PLAIN) -> Appli
     with Store.open(folder.home, readonly=True) as store:
         row = store.find(run_id)
         receipt, run_dir, patch = store.load(row.run_id), store.folder(row.run_id), store.patch(row)
-    # Whether the file is still the one that the receipt promises is checked where it is read.
+    # The patch file is compared with the receipt when it is read.
     is_promised = any(artifact.kind == "patch" for artifact in receipt.artifacts)
     if wish.at is None and not is_promised and (patch is None or not patch.stat().st_size):
         refuse_unknown(folder, row.run_id)
@@ -89,10 +89,10 @@ def apply_result(folder: StateFolder, run_id: str, wish: Wish = _PLAIN) -> Appli
 
 
 def rewind_result(folder: StateFolder, run_id: str, to: str = START, *, check: bool = False) -> Applied:
-    """Take the folder that has a run's result back to a checkpoint of that run.
+    """Take a folder to which a run's result was applied back to a checkpoint of that run.
 
     Raises:
-        WorkspaceError: `execution_workspace_error`: no such checkpoint, or files are not as the run left them (named).
+        WorkspaceError: `execution_workspace_error`: no such checkpoint, or named files are not as the run left them.
         StoreError: there is no such run, or its receipt cannot be read.
     """
     folder.settle()
@@ -103,10 +103,10 @@ def rewind_result(folder: StateFolder, run_id: str, to: str = START, *, check: b
 
 
 def kept(receipt: Receipt) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints of a run by its receipt; those of a run that was cut off by its events.
+    """Return a run's checkpoints from its receipt, or from its events if the run was cut off.
 
     Raises:
-        StoreError: `receipt_store_failed`, the receipt names checkpoints in a form that we never write.
+        StoreError: `receipt_store_failed`, the receipt lists checkpoints in a wrong form.
     """
     named, end = receipt.backplane.get("checkpoints"), receipt.backplane.get("end")
     rows: Any = named.get("made") if isinstance(named, dict) else named

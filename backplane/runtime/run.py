@@ -110,7 +110,7 @@ class Run(Generic[ValueT]):
 
     @property
     def end(self) -> End | None:
-        """How the run ended; None until that is decided."""
+        """The run's end; None until it is decided."""
         return self.drive.ending.end
 
     @property
