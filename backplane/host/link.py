@@ -87,7 +87,7 @@ class HostLink:
         self._write_lock = anyio.Lock()
         self._parent = os.getppid()
         self.signal: int | None = None
-        """The first signal that the process received; None before a signal."""
+        """Number of the first signal that the process received; None before a signal."""
 
     def can_ask(self, run: HostRun) -> bool:
         return self._stdin_open and "ask/1" in run.extensions and "ask/1" in self.host.extensions
@@ -252,7 +252,7 @@ class HostLink:
             self._stdin_ended(run)
 
     def _stdin_ended(self, run: HostRun) -> None:
-        """End a run's open asks at the end of stdin; cancel the run if its peer can cancel, as such a peer has gone."""
+        """End a run's asks at the end of stdin; cancel the run if its peer can cancel, as such a peer has then gone."""
         if "cancel/1" in run.extensions:
             self._cancel(run, "the control plane went away", GRACE_S)
         for (owner, _), (arrived, _) in self._asks.items():

@@ -1,7 +1,8 @@
 """Decides which later asks an answer "for the rest of the run" also covers. Pure.
 
-An answer for `ls` must not allow `rm -rf`. A program that only shows things or runs the project's own checks is
-remembered by its name, a program with sub-commands by its name and sub-command, and any other by the whole line.
+An answer for `ls` must not allow `rm -rf`. So an answer about a command line covers lines with the same program, if
+the program only shows things or runs the project's own checks; lines with the same program and sub-command, if the
+program has sub-commands that say what they do; and otherwise only the same line.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class ControlEnd:
         return self._read(self._lines.feed(data))
 
     def _read(self, lines: list[bytes]) -> list[Received]:
-        """Read lines. Most are plain events, which are checked in groups; `_other` reads the rest."""
+        """Read lines: check plain events, which most lines are, in groups; read the other lines with `_other`."""
         found: list[Received | _Group] = []
         at = 0
         try:

@@ -40,7 +40,7 @@ _BEFORE_MESSAGE: Final = re.compile(
 
 
 def bare(line: bytes) -> bytes:
-    """Strip control characters, terminal sequences and byte order marks before a line's `{`, if it has one there."""
+    """Strip control characters, terminal sequences and byte order marks before a line's `{`; keep other lines as is."""
     if line[:1] == b"{" or isinstance(line, Overlong) or (found := _BEFORE_MESSAGE.match(line)) is None:
         return line
     rest = line[found.end() :]

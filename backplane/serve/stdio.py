@@ -38,7 +38,7 @@ from backplane.workspace import archive
 EXTENSIONS: Final = (*sidecar.EXTENSIONS, "many/1", "stage/1")
 
 LADDER_S: Final = 0.9
-"""Seconds for ending an inner run after its host's grace period: for stopping the host, the diff and the seal."""
+"""Seconds for ending an inner run in addition to its host's grace period: for stop, diff and seal."""
 
 ORDERS_BYTES_MAX: Final = 512 * 1024 * 1024
 """Maximum size of all open orders together: thousands of usual orders, or as many of the largest as memory allows."""
@@ -126,7 +126,7 @@ class Server:
         self.plane.state_folder.close()
 
     async def work(self, above: sidecar.HostRun) -> sidecar.Written:
-        """Run one order; return the message that ends it."""
+        """Run one order; return the message that ends the run."""
         order_bytes = len(msgspec.json.encode(above.order))
         if self._orders_bytes + order_bytes > ORDERS_BYTES_MAX:
             raise BackendError(
