@@ -58,8 +58,12 @@ def doubles(texts: dict[Path, str]) -> dict[str, list[str]]:
 
 def public_names() -> list[str]:
     tree = ast.parse((ROOT / "backplane" / "__init__.py").read_text(encoding="utf-8"))
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    return sorted(alias.asname for node in imports for alias in node.names if alias.asname is not None)
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+            value = getattr(node, "value", None)
+            return [ast.unparse(item) for item in getattr(value, "elts", [])]
+    return []
 
 
 def rooms(texts: dict[Path, str]) -> dict[str, int]:

@@ -34,7 +34,6 @@ from backplane.testing import Call, ModelServer, Turn
 from tests.peers import WAIT_S
 from tests.receipt_writer import receipt_of
 from tests.runs import script
-from tests.stats import public_names
 
 ASKING = """
 hello(extensions=["ask/1"])
@@ -98,10 +97,6 @@ def test_dir_lists_the_names_and_each_is_there() -> None:
     assert done.stdout == "True\n"
     for name in backplane.__all__:
         assert getattr(backplane, name).__doc__, name
-
-
-def test_a_type_checker_reads_the_same_names() -> None:
-    assert public_names() == backplane.__all__
 
 
 def test_a_run_shows_how_it_ended(backplane_home: Path, tmp_path: Path) -> None:
