@@ -1,4 +1,4 @@
-"""Extends anyio by deadlines with a second look, tasks that end in order, and blocking calls that can be abandoned.
+"""Extends anyio with deadlines with a second look, tasks that end in order, and blocking calls that can be abandoned.
 
 asyncio's own cancellation (`Task.cancel`, `wait_for`, `asyncio.timeout`) ignores anyio's shields. Work that must end in
 order therefore runs in a task of its own (`LoopTask`), and its caller waits for the end of that task.
@@ -66,7 +66,7 @@ class TaskRef:
             self._task = asyncio.current_task()
 
     def is_another(self) -> bool:
-        """Return True if that task is not the current one and still runs; on trio, an ended task counts as running."""
+        """Return True if the creator is not the current task and still runs; on trio, every task counts as running."""
         ended = self._task is not None and self._task.done()
         return not ended and self._id != anyio.get_current_task().id
 

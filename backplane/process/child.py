@@ -51,7 +51,7 @@ Ready = Callable[[], Awaitable[object]]
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """The exit code or the signal that ended a child; if unknown, each is None."""
+    """The exit code or the signal that ended a child; an unknown exit has neither."""
 
     code: int | None = None
     signal: int | None = None
@@ -92,7 +92,7 @@ class Child:
     ) -> None:
         self.stdin, self.stdout, self._stderr = pipes
         self.pid = guard.pid
-        """The program's pid; the guard's until the guard reports it, and always the wrapper's if there is one."""
+        """The wrapper's pid if there is one; otherwise the program's, or the guard's until it reports the program."""
         self.exit: Exit | None = None
         """The program's own exit, None until known; descendants may still run."""
         self.stderr_dropped = 0

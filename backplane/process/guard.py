@@ -114,7 +114,7 @@ def main(control: int, order: int) -> None:
     The order is a file with a marshalled tuple (argv, env, cwd, fds, cage). The cage's members are all optional: `held`
     (start the host only at "go"), `plane` (the control plane's pidfd, if this is the first process of a namespace),
     `stdio` (the host's three descriptors under other numbers), `door` (the socket over which to send a listening one,
-    and the port of that), `limits` (numbers and values) and `landlock` (arguments of `confine`).
+    and the port to listen on), `limits` (numbers and values) and `landlock` (arguments of `confine`).
 
     The guard writes "pid PID START" or "spawn_error WHERE ERRNO", then "exit CODE" or "signal NUMBER", and at the end
     "swept COUNT". It reads "go" if `held` is set, then "term" and "kill".

@@ -41,7 +41,7 @@ END_POLL_S: Final = 1.0
 AnswerRequest = Callable[[Request], Awaitable[Json | RpcError]]
 """Answers a request of the peer. An `RpcError` refuses the request; with `gone`, no answer is sent."""
 Hear = Callable[[Notification], Awaitable[None]]
-"""Handles a notification; the next message is read only after that."""
+"""Handles a notification; no other message is read until this returns."""
 Watch = Callable[[bytes, Received], Awaitable[None]]
 """Receives every line and its message."""
 

@@ -109,7 +109,7 @@ async def run_program(
 
 
 async def feed(child: Child, data: bytes) -> None:
-    """Write a program's whole input and close it; ignore a program that ends before, or reads nothing."""
+    """Write a program's whole input and close it; ignore a program that ends early or reads nothing."""
     left = memoryview(data)
     with suppress(OSError, anyio.ClosedResourceError):
         while left:

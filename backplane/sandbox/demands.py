@@ -99,7 +99,7 @@ def _why_not(name: str, isolation: Isolation, found: Probe | None) -> str:
 
 
 def check_plan(isolation: Isolation, wanted: Demands, profile: PolicyProfile, planned: Contained) -> None:
-    """Refuse a plan that enforces less than the order demands, as for too many paths or links that no mount covers.
+    """Refuse a plan that enforces less than the order demands, because paths or links cannot be covered.
 
     Raises:
         CapabilityError: `capability_unsupported`.

@@ -1,4 +1,4 @@
-"""A proxy that keeps a key from the agent: it replaces a placeholder in the agent's requests by the key.
+"""A proxy that keeps a key from the agent: it replaces a placeholder in the agent's requests with the key.
 
 It listens only on this machine's loopback, and forwards to one service only. It stores no contents, but counts the
 requests for each path, and the tokens that the service reports. Answers are streamed.
@@ -131,7 +131,7 @@ def leads_up(path: bytes) -> bool:
 
 
 def placeholder_for(key: str) -> str:
-    """Make an unguessable stand-in for a key, with the same prefix if that is a known one."""
+    """Make an unguessable stand-in for a key, which keeps the key's prefix if that is of a known service."""
     looks = _LOOKS.match(key)
     return f"{looks[0] if looks else ''}{secrets.token_hex(24)}"
 
@@ -363,7 +363,7 @@ class _Visit:
                 data = await receive(self._visitor, CHUNK_BYTES)
                 if not data:
                     break
-                self._http.receive_data(data)  # The next requests, of which at most that much is read early.
+                self._http.receive_data(data)  # Data of the next requests, which the loop limits.
             else:
                 return
         request.cancel()

@@ -26,7 +26,7 @@ TUNNELS: Final = "what is asked for inside an encrypted connection to an allowed
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """The layers around a host, and what they cover."""
+    """The layers around a host, and the rules and paths that they cover."""
 
     isolation: Isolation
     found: Probe

@@ -27,7 +27,7 @@ _CHANGES: Final = _WRITE_FILE | sum(1 << bit for bit in range(4, 14))
 
 _CONNECT_TCP: Final = 1 << 1
 _SCOPES: Final = 0b11
-"""Scopes that forbid abstract unix sockets of, and signals to, processes outside the sandbox."""
+"""Scopes that block abstract unix sockets and signals to processes outside the sandbox."""
 
 _TRUNCATE_SINCE, NETWORK_SINCE, SCOPES_SINCE = 3, 4, 6
 

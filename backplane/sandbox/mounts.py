@@ -130,7 +130,7 @@ class _Inside(msgspec.Struct, frozen=True):
     fixed: tuple[str, ...]
     """Paths that may not be written."""
     above: tuple[str, ...]
-    """Folders between the root and those paths, mounted, too, so that they cannot be moved away with their contents."""
+    """Folders between the root and the paths above, mounted so that they cannot be moved away with their contents."""
     uncovered: tuple[str, ...]
     """Links that `deny_read` names and whose target no mount can cover."""
 

@@ -140,7 +140,7 @@ def plan(
         stores=stores,
         private=bool(private),
         state_open=any(within(place.state, path) for path in (place.root, *own)),
-        # The system counts them for an ordinary user's namespace, but not for root.
+        # The system counts processes for an ordinary user's namespace, but not for root.
         processes_max=PROCESSES_MAX if wrapper and os.geteuid() != 0 else None,
     )
     most = _limits(counted=held.processes_max is not None) if isolation != "off" else ()
