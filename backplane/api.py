@@ -71,7 +71,7 @@ def start(
 async def start(order: WorkOrder | str, **given: Any) -> AsyncIterator[Run[Any]]:
     """Run one order: iterate over the run for its events, then read `run.receipt`.
 
-    Leaving the block early cancels the run, which ends in order and leaves no process.
+    Leaving the block early cancels the run cleanly: it leaves no process.
 
     Args:
         order: a work order, or just the task. Keyword arguments replace its members.
@@ -143,7 +143,7 @@ def run(order: WorkOrder | str, *, on_event: OnEvent | None = None, **given: Any
         try:
             return ended.result()
         except BaseException:
-            ended.cancel()  # Ctrl-C is raised in this thread; the run must end in order before the portal closes.
+            ended.cancel()  # Ctrl-C is raised in this thread; the run must end cleanly before the portal closes.
             raise
 
 

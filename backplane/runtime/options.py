@@ -113,7 +113,7 @@ def check_callbacks(on_ask: object, hooks: Sequence[object]) -> None:
 
 
 def log_without_effect(order: WorkOrder, hooks: Sequence[Hook]) -> None:
-    """Log the parts of an order without effect to the logger `backplane`: the run only warns in its events."""
+    """Log to `backplane` which parts of an order have no effect, as the run only warns of them in its events."""
     hooked = [tool for hook in hooks for tool in hook.tools]
     for _, _, fact in without_effect(order, list(unheard_pointers(order.config.vendor)), hooked):
         import logging  # Most orders have no such part.

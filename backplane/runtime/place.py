@@ -68,7 +68,7 @@ class RunPlace:
         self.hidden_servers: Mapping[str, str] = {}
         self.on_spent: Callable[[], None] | None = None
         self._unused: HostSetup | None = None
-        """The setup that was planned for this run, if the run took a waiting host with its own."""
+        """The setup that was planned for this run, but not used, as the run took a waiting host; otherwise None."""
         self._making: LoopTask | None = None
         self._staged, self._made = anyio.Event(), anyio.Event()
         self._workspace: Workspace | None = None
@@ -99,7 +99,7 @@ class RunPlace:
         except BackplaneError as error:
             if was_opened:
                 raise
-            # The sandbox may fail before the copy inside it does, whose error is the cause.
+            # If the copy fails, the sandbox may fail first: wait for the copy's error, which is the cause.
             with anyio.move_on_after(CAUSE_S):
                 await self._made.wait()
             if self._error is not None:
@@ -249,7 +249,7 @@ class RunPlace:
         facts, setup, workspace = self._facts, self.setup, self._workspace
         if setup is not None:
             setup.close(added, with_tree=workspace is None)
-            if "network" in added:  # The addresses are the host's words, which may contain secrets.
+            if "network" in added:  # The host chose the addresses, so they may contain secrets.
                 added["network"] = facts.clean_json(added["network"])
             if setup.key_use is not None:
                 seen = facts.contained["kinds"]["environment"] if facts.contained else {"state": "none"}

@@ -189,9 +189,9 @@ class ControlPlane:
         added: Mapping[str, Json] = NOTHING,
         **given: Unpack[RunOptions],
     ) -> AsyncIterator[Run[Any]]:
-        """Run one order; leaving the block early cancels the run in order.
+        """Run one order; leaving the block early cancels the run cleanly.
 
-        The run raises no errors of the host: `run.error` and `run.receipt` tell how the run ended.
+        Errors of a host are not raised: `run.error` and `run.receipt` show how the run ended.
 
         Args:
             order: a work order, or just the task.
@@ -298,7 +298,7 @@ class ControlPlane:
         run_id: str | None = None,
         added: Mapping[str, Json] = NOTHING,
     ) -> Run:
-        """Store the receipt of a run that ended while it waited for its place, before anything was started.
+        """Store the receipt of a run that ended while it waited, before anything was started.
 
         Args:
             why: the reason of a cancellation as text, or the error that ended the run.

@@ -42,7 +42,7 @@ WRITE_BYTES: Final = 1 << 16
 
 
 class RecordedRun(msgspec.Struct, frozen=True):
-    """A run to replay."""
+    """A stored run to replay."""
 
     folder: Path
     receipt: Receipt

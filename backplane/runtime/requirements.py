@@ -42,7 +42,7 @@ class RunRequirements:
         self._backend_id = backend_id
         self._hooks = hooks
         self._remote = remote
-        # Another machine makes them itself, as the order that it gets asks for them too.
+        # Another machine makes its own checkpoints, as the order that it gets asks for them too.
         self.checkpoints = facts.settings.get("checkpoints") == "auto" and not remote
         """True if this control plane makes a checkpoint before every tool that may write."""
         self.order = facts.order
@@ -50,7 +50,7 @@ class RunRequirements:
         if isinstance(route := facts.settings.get("route"), dict):  # A control plane as the host must not route again.
             kept = {name: value for name, value in route.items() if name in WITHOUT_ROUTER}
             self.order = self.order.with_abp("route", kept)
-        if hooks:  # The host gets the tools of these hooks, about which it asks, but not the hooks' commands.
+        if hooks:  # The host gets the tools to ask about, but not the hooks' commands.
             self.order = below(self.order, hooks)
 
     def give_servers(self, hello: wire.Hello, backend: Backend, limits: Limits) -> None:
@@ -76,7 +76,7 @@ class RunRequirements:
     def at(self, root: str) -> WorkOrder:
         """Return the order for a host on this machine, with `root` as the root of its workspace."""
         sent = self.order
-        if "checkpoints" in self._facts.settings:  # A host that is a control plane must not make them again.
+        if "checkpoints" in self._facts.settings:  # A host that is a control plane must not make checkpoints too.
             sent = sent.without_abp("checkpoints")
         return msgspec.structs.replace(sent, workspace=msgspec.structs.replace(sent.workspace, root=root))
 

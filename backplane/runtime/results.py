@@ -32,9 +32,9 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     root: Path | None = None
     """The folder to change; None for the one on which the run was made."""
     check: bool = False
-    """True only checks whether the result can be applied."""
+    """If True, only check whether the result can be applied."""
     merge: bool = False
-    """True merges files that have changed since the run began, instead of refusing them."""
+    """If True, merge files that have changed since the run began, instead of refusing them."""
     accept_violations: bool = False
 
 
@@ -89,7 +89,7 @@ def apply_result(folder: StateFolder, run_id: str, wish: Wish = _PLAIN) -> Appli
 
 
 def rewind_result(folder: StateFolder, run_id: str, to: str = START, *, check: bool = False) -> Applied:
-    """Take a folder to which a run's result was applied back to a checkpoint of that run.
+    """Restore a folder with a run's result to the state of one of the run's checkpoints.
 
     Raises:
         WorkspaceError: `execution_workspace_error`: no such checkpoint, or named files are not as the run left them.

@@ -110,7 +110,7 @@ class Run(Generic[ValueT]):
 
     @property
     def end(self) -> End | None:
-        """The run's end; None until it is decided."""
+        """The run's end: its reason, error code, exit code and signal; None until it is decided."""
         return self.drive.ending.end
 
     @property
@@ -168,7 +168,7 @@ class Run(Generic[ValueT]):
 
     @property
     def error(self) -> BackplaneError | None:
-        """The error that kept the run from completing, with a code and a next step; None if there is none yet."""
+        """The error that kept the run from completing, with code and next step; None if there is none, or none yet."""
         sealed = self.drive.sealed
         if self.end_error is not None or sealed is None:
             return self.end_error
@@ -225,7 +225,7 @@ class Run(Generic[ValueT]):
     # The caller's actions during the run.
 
     async def cancel(self, reason: str = "cancelled by the caller", *, grace_s: float | None = None) -> None:
-        """Cancel the run, which ends in order; continue to iterate for its last events, or leave the block.
+        """Cancel the run so that it ends cleanly; continue to iterate for its last events, or leave the block.
 
         A run that is already ending then ends sooner, as by `hurry`.
 

@@ -87,7 +87,7 @@ class HostSetup:
         start, backend = self.start, self.start.backend
         demanded, asked = self.settings.get("enforcement"), self.settings.get("credentials")
         nothing_asked = self.isolation == "off" and demanded is None and asked is None
-        if nothing_asked or isinstance(backend, ReplayBackend):  # A replay does nothing to contain.
+        if nothing_asked or isinstance(backend, ReplayBackend):  # A replay needs no sandbox.
             return
         # Imported here, because orders without a sandbox need not wait for it.
         from backplane.sandbox.probe import try_layers

@@ -31,7 +31,7 @@ _COPIES: Final = (("stage",), ("scratch",), ("incoming",))
 
 
 STAGED_FOR: Final = "run"
-"""Name of the mark, a file beside a finished copy with its run's id; files newer than the mark have changed."""
+"""Name of the mark, a file beside a finished copy with its run's id; newer files have changed since."""
 KEPT: Final = "kept"
 """Name of the mark once its run was cut off: the copy stays as long as the run's folder."""
 

@@ -32,8 +32,8 @@ def fingerprint(setup: HostSetup) -> str | None:
     """Return a hash of a host's setup, except the name of its folders. Blocking.
 
     Returns:
-        None if no host can wait for such an order: it is no program, its sandbox depends on the copy, or it is a host
-        of the user's that might change the folder of the copy before its order.
+        None if no host can wait for such an order: the backend is no program, its sandbox depends on the copy, or its
+        program is not shipped with backplane and might use the copy's folder before its order.
     """
     start, order, held, backend = setup.start, setup.order, setup.contained, setup.start.backend
     if not isinstance(backend, ProcessBackend):
@@ -65,7 +65,7 @@ class WarmHost:
     """A host that waits for an order in its own task; cancelling the task ends the host.
 
     Args:
-        key: fingerprint of the order that it waits for.
+        key: fingerprint of the order that the host waits for.
         wait_s: maximum seconds that the host waits.
         ended: called with this host once it has ended.
     """
