@@ -30,7 +30,8 @@ FIRST = re.compile(
 """How a docstring begins that has no subject and verb."""
 
 PLAIN = (
-    *("cli", "conform", "host", "protocol", "scale", "schemas", "serve", "telemetry", "testing", "view", "web"),
+    *("cli", "conform", "host", "process", "protocol", "runtime", "sandbox", "scale", "schemas", "serve", "telemetry"),
+    *("testing", "tools", "upstream", "view", "web"),
     *("__init__.py", "__main__.py", "api.py", "config.py", "errors.py", "resources.py"),
 )
 """Rooms, folders in one, or modules, whose texts are plain."""
