@@ -15,7 +15,7 @@ READ_BYTES = 65536
 
 
 def bridge(address: str) -> None:
-    """Copy in both directions until the socket ends; when stdin ends, shut down the socket for writing."""
+    """Copy stdin to the socket and the socket to stdout until the socket ends; the end of stdin ends its input."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as there:
         there.connect(address)
         sources = [0, there.fileno()]

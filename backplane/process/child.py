@@ -290,7 +290,7 @@ class Child:
         """Read a message of the guard; return False at the end of its socket."""
         word = _chunk(self._line, WORD_BYTES_MAX)
         if word:
-            with suppress(ValueError):  # Our guard sends no unreadable message.
+            with suppress(ValueError):  # Not from our guard, so it is ignored.
                 self._hear(word)
         elif word is not None:
             self._line_ended.set()

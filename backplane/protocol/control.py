@@ -253,7 +253,7 @@ class ControlEnd:
         return text if self._redactor is None else self._redactor.text(text)[0]
 
     def _evidence(self, line: bytes) -> bytes:
-        """Return the beginning of a line without secrets, for an error."""
+        """Return the beginning of a line, with secrets removed, for an error."""
         if self._redactor is None:
             return line[:EVIDENCE_BYTES]
         clean, count = self._redactor.part(line[:LOOK_BYTES], 0, EVIDENCE_BYTES)

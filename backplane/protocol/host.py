@@ -112,7 +112,7 @@ class HostEnd:
         return message
 
     def _attributed(self, received: Received, t: str) -> Received:
-        """Remove the run's id from an error unless the `run` message caused it: no other bad message may end a run."""
+        """Remove the run's id from an error, except one of the `run` message: an error with an id ends the run."""
         if not isinstance(received, Broken) or (t == "run" and received.ref_id not in self._open):
             return received
         return msgspec.structs.replace(received, ref_id=None)

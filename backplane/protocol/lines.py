@@ -135,7 +135,7 @@ def _check_size(value: Json) -> None:
 
 
 def _reason(line: bytes, theirs: str) -> str:
-    """Return why a line is no JSON; msgspec reports half of a surrogate pair as the end of the line."""
+    """Return why a line is not JSON: msgspec's message, corrected for half of a surrogate pair."""
     lone = _LONE_SURROGATE.search(line.replace(b"\\\\", b"\1\1"))
     if lone is not None and ("surrogate" in theirs or "truncated" in theirs):
         return f"a lone surrogate (byte {lone.start()}): {lone[0].decode()} is half of a character"

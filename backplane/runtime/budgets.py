@@ -250,7 +250,7 @@ def _used(connection: sqlite3.Connection, store: Store, parent: str) -> Amount:
 def _settled(store: Store, run_id: str, share: Amount, pid: int) -> Amount | None:
     """Return what a child has used, at least its share if the usage is uncertain; None while the child may continue."""
     if not store.has(run_id):
-        # Without a folder, a child whose control plane is dead never began.
+        # A child without a run folder, and with a dead control plane, never began: it used nothing.
         return None if os.path.lexists(store.folder(run_id)) or _is_alive(pid) else Amount(0, 0)
     run = of_row(store, store.find(run_id))
     if run.reason == "refused":

@@ -147,7 +147,7 @@ class Drive:
             if not ending.is_decided:
                 try:
                     await self._live()
-                except anyio.get_cancelled_exc_class():  # From asyncio, as it closes the loop.
+                except anyio.get_cancelled_exc_class():  # asyncio cancels the task as it closes the loop.
                     ending.decide("cancelled", note="the event loop is being closed")
             await self._seal()
         except Exception as error:

@@ -42,7 +42,7 @@ class RunEnding:
         self.error: BackplaneError | None = None
         self.fault: BackplaneError | None = None
         self.over = anyio.Event()
-        """Set once the host's last message has come or will not; later messages have no effect."""
+        """Set once the host's last message has come, or can no longer come; later messages have no effect."""
         self.line: ControlEnd | None = None
         """Our end of the connection to the host; None until the host has started."""
         self.was_sent = False

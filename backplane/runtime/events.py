@@ -50,7 +50,7 @@ class EventStream:
         self.wake()
 
     async def taken(self, unless: Callable[[], bool] = bool) -> None:
-        """Wait until at most `AHEAD` reads wait for the reader, or `unless` returns True; call `wake` when it does."""
+        """Wait until at most `AHEAD` batches are unread, or `unless` returns True; the caller calls `wake` for that."""
         while len(self._batches) > AHEAD and not unless():
             await self._change_comes()
 

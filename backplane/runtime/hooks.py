@@ -260,7 +260,7 @@ class Hooks:
         event = _EVENT_OF.get(ask.kind)
         if event is None:
             return ()
-        # The sender is asked anyway if the policy leaves an ask open, so its hooks are left out then.
+        # If the policy leaves an ask open, the order's sender is asked in any case, so the sender's hooks are left out.
         return tuple(hook for hook in self._matching(event, _tool(ask)) if decided is not None or hook.run is not None)
 
     def _matching(self, event: HookEvent, tool: str) -> tuple[Hook, ...]:

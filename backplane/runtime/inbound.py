@@ -161,7 +161,7 @@ class Inbound:
             self._ending.close()
 
     def _hello(self, hello: wire.Hello) -> None:
-        """Do nothing, as `ControlEnd` has the hello."""
+        """Do nothing: `ControlEnd` has handled the hello."""
 
     def _pong(self, pong: wire.Pong) -> None:
         self._facts.counts["unasked_answer"] += 1

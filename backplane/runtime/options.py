@@ -142,7 +142,7 @@ async def order_of(
     require_type(tools, Sequence, "`tools`", "a list of functions")
     if not tools:
         return whole
-    from backplane.runtime.functions import served  # Few programs give functions.
+    from backplane.runtime.functions import served  # Few programs pass functions.
 
     row = await opened.enter_async_context(served(tools, whole.config.env.values()))
     return whole.with_abp("mcp_servers", [*(whole.abp("mcp_servers") or ()), row])

@@ -93,7 +93,7 @@ class RunPlace:
         try:
             async with opening as link:
                 was_opened = True
-                if link.pid != os.getpid():  # A function of this process has no pid of its own.
+                if link.pid != os.getpid():  # A host that is a function of this process has no pid.
                     self.journal.note(host_fact(link.pid, link.start))
                 yield link
         except BackplaneError as error:
@@ -180,7 +180,7 @@ class RunPlace:
         root = os.path.abspath(spec.root)
         state.refuse_own(Path(root))
         state.settle()
-        # A host that waited has its sandbox around a folder with the name of its own setup.
+        # The copy for a warm host is made in the folder of its sandbox, which has the name of the host's setup.
         name = self.setup.name if self.setup is not None and self.setup.tree is not None else run_id
         self._workspace = open_workspace(
             root,

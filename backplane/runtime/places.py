@@ -23,7 +23,7 @@ def rank_of(route: Json) -> int:
     """Return the rank of an order's priority, by its `config.vendor.abp.route`; `normal` if it names none."""
     if not isinstance(route, dict):
         return NORMAL
-    from backplane.routing.task import RANKS  # Most orders name none, and the way to a first run is short.
+    from backplane.routing.task import RANKS  # Most orders name no route.
 
     return next((rank for name, rank in RANKS.items() if name == route.get("priority")), NORMAL)
 

@@ -142,7 +142,7 @@ class ControlPlane:
 
     async def _close(self) -> None:
         with anyio.CancelScope(shield=True):
-            async with AsyncExitStack() as closing:  # Closes each of them, even if another raises.
+            async with AsyncExitStack() as closing:  # The stack runs every close, even if one raises.
                 if self.sender is not None:
                     closing.push_async_callback(anyio.to_thread.run_sync, self.sender.leave)
                 closing.push_async_callback(anyio.to_thread.run_sync, self.state_folder.close)

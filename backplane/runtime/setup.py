@@ -111,7 +111,7 @@ class HostSetup:
         state, spec = self.start.state, self.order.workspace
         self._lock = state.make_scratch(self.name, lock=waits)
         if spec.mode == "staged":
-            # If only some files are copied, the finished copy shows whether it may have the original's history.
+            # Whether a copy of some of the files may have git's history is known once the copy is made, so not here.
             if not (spec.include or spec.exclude or sandbox.needs_tree(spec.root)):
                 self.tree = state.make_tree(self.name)
             return self.tree is None

@@ -142,7 +142,7 @@ class StateFolder:
             run_id = _staged_for(stage)
             if run_id is None:
                 return (stage / KEPT).exists() and (self.home / "runs" / stage.name).exists()
-            # Wanted if its run could not be sealed yet.
+            # The stage is kept until its run is sealed.
             return (self.home / "runs" / run_id).exists() and not store.has(run_id)
 
         for stages in (self.home / "stage", self.home / "scratch"):

@@ -81,7 +81,7 @@ Compiled from each program's documentation in 2026-11.
 
 
 class Covered(msgspec.Struct, frozen=True):
-    """The credential stores that exist in one run, covered or open."""
+    """The credential stores that exist for one run: those that the sandbox hides, and those that stay readable."""
 
     places: Mapping[str, bool] = MappingProxyType({})
     """Path to cover, absolute and with links followed → True for a folder."""

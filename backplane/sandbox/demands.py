@@ -25,7 +25,7 @@ _BESIDE_LISTS: Final = {
     "credentials": "the credential stores",
     "deny_read_outside": "deny_read outside the workspace",
 }
-"""Names that an order may demand besides the lists of a policy → their words in an error."""
+"""Demands that an order may make in addition to the lists of a policy → how an error calls each."""
 
 Demands = Mapping[str, Layer]
 """List of the policy, or a name of `_BESIDE_LISTS` → the weakest layer that may enforce its rules."""

@@ -138,7 +138,7 @@ class _Inside(msgspec.Struct, frozen=True):
 def _inside(
     root: str, seen_elsewhere: tuple[str, ...], homes: tuple[str, ...], reads: Globs, writes: Globs
 ) -> _Inside | None:
-    """Find the paths in the trees that the rules name; None if there are too many to search."""
+    """Search the trees for paths that match the rules; return them, or None if there are too many to search."""
     try:
         read = [
             _named(tree, reads, outside=True, open_folders=(root, tree, *homes))

@@ -163,7 +163,7 @@ def _trial(command: tuple[str, ...], path: str, stopped: Callable[[], bool]) -> 
         BackendError: the program does not start, takes too long or is no bubblewrap; a second trial would fail, too.
     """
     trial = ("/bin/sh", "-c", 'echo $$; exec "$0" --version', path)
-    # Not tied to us: if bubblewrap is killed right after its fork, its child waits for ever.
+    # Not tied to us, as we would kill it then: if bubblewrap is killed right after its fork, its child waits for ever.
     done = run_tool((*command, *MOUNTS, *trial), env={}, timeout_s=TRIAL_S_MAX, stopped=stopped, tied=False)
     if done.code != 0:
         words = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.code}"]

@@ -198,7 +198,7 @@ class Server:
 
 
 def _asking(above: sidecar.HostRun) -> OnAsk | None:
-    """Return a function that asks the client about calls that the policy leaves open; None if it takes no asks."""
+    """Return a function that asks the client what the policy does not decide; None if the client takes no asks."""
     if "ask/1" not in above.extensions:
         return None
 
