@@ -696,6 +696,7 @@ async def test_a_turn_that_its_host_stops_is_interrupted_and_no_error(ground: Gr
     assert [receipt.outcome for receipt in ground.receipts()] == ["partial"]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Trio warns of the stream left here.
 async def test_a_stream_that_is_left_early_is_ended_by_the_next_call(ground: Ground) -> None:
     async with ground.registry() as registry, await registry.get("words").create_session() as session:
         async for event in as_messages(session, "wait"):
