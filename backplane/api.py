@@ -223,7 +223,7 @@ async def attempting(order: WorkOrder | str, **given: Any) -> AsyncIterator[Atte
 async def _attempting_on(
     plane: ControlPlane, order: WorkOrder | str, given: dict[str, Any], router: TaskRouter | None = None
 ) -> AsyncIterator[Attempting]:
-    """Prepare the runs of one order on a control plane; a given router chooses even if a backend is named."""
+    """Prepare the runs of one order; if a router is given, it chooses the backend, even if the caller names one."""
     options: Any = {name: value for name, value in given.items() if name in OPTIONS}
     hooks = options.get("hooks", ())
     check_callbacks(options.get("on_ask"), hooks)

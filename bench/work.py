@@ -289,7 +289,7 @@ def echo(count: int) -> Made:
 
 def sealed_run(count: int) -> Receipt:
     _, run = anyio.run(stream, "stream", count)
-    return run.receipt
+    return run.stored
 
 
 def whole(receipt: Receipt) -> Receipt:

@@ -66,7 +66,7 @@ class TaskRef:
             self._task = asyncio.current_task()
 
     def is_another(self) -> bool:
-        """Return True if the creator is not the current task and still runs; on trio, every task counts as running."""
+        """Return True if another task made this, and still runs as far as is known: trio does not tell that."""
         ended = self._task is not None and self._task.done()
         return not ended and self._id != anyio.get_current_task().id
 

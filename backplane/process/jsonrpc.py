@@ -86,7 +86,7 @@ class Pipe:
         await self._ended.wait()
 
     async def run(self) -> None:
-        """Read until the input ends; then fail every open call, and cancel open requests after `rest_s`."""
+        """Read until the input ends; then fail our open calls, and cancel the peer's open requests after `rest_s`."""
         async with anyio.create_task_group() as whole:
             if self._rest_s:
                 whole.start_soon(self._watch_end, whole.cancel_scope)

@@ -315,10 +315,10 @@ def _from_settings(
 def _own_variables(
     name: str, declared: BackendSettings, environ: Mapping[str, str], secrets: list[str]
 ) -> dict[str, str]:
-    """Return the configured variables; a reference to one of ours is resolved, and its value added to `secrets`.
+    """Return the backend's `env`; a value `$NAME` is replaced by our variable of that name, and added to `secrets`.
 
     Raises:
-        BackendError: `backend_unavailable`, a variable of ours is not set.
+        BackendError: `backend_unavailable`, a variable that a value names is not set.
     """
     env: dict[str, str] = {}
     for variable, value in declared.env.items():
@@ -335,7 +335,7 @@ def _own_variables(
 def _servers(
     name: str, declared: BackendSettings, settings: Settings, environ: Mapping[str, str], secrets: list[str]
 ) -> list[dict[str, Any]]:
-    """Return rows of the configured MCP servers, except those whose name the backend's own options use.
+    """Return a row for each configured MCP server, unless the backend's options define one of that name.
 
     Raises:
         BackendError: `backend_unavailable`, a variable that a server needs is not set.

@@ -61,7 +61,7 @@ class AnswerCommand(
 class CancelCommand(
     msgspec.Struct, frozen=True, kw_only=True, tag="cancel", tag_field="verb", forbid_unknown_fields=True
 ):
-    """A request to end the run in order."""
+    """A request to cancel the run."""
 
     reason: str = ""
 
@@ -125,10 +125,10 @@ class _Waiting:
 
 
 class Desk:
-    """The open questions of a run; the first answer to a question counts.
+    """Keeps the open questions of a run; the first answer to a question counts.
 
     Args:
-        first: answers in this process, concurrently with the door; None if only the door answers.
+        first: a function that answers in this process, while clients of the door may, too; None if only they answer.
     """
 
     def __init__(self, first: AsyncOnAsk | None) -> None:

@@ -232,7 +232,7 @@ class Drive:
         while not ending.is_decided:
             await self._hear(host)
         if self.plane.warm is not None and self.place.setup is not None:
-            self.plane.warm.expect(self.place.setup)  # Not earlier, while this run's agent is starting.
+            self.plane.warm.expect(self.place.setup)  # Only now: earlier, its start would slow that of this agent.
 
     async def _hear(self, host: HostChannel) -> None:
         """Process the next output of the host, and wait until the run's reader has taken the events."""

@@ -125,7 +125,7 @@ def seal_journal(state_folder: StateFolder, facts: RunState, journal: Journal | 
 
 
 def _claimed(facts: RunState, trace: Trace, workspace: Workspace, patch: Patch, diff: str | None) -> dict[str, Json]:
-    """Judge the host's claims; if the trace cannot be read back, return the reason as `failed` instead."""
+    """Judge the host's claims; if the trace cannot be read back, return only the reason, as `failed`."""
     try:
         own_trace = None if facts.claimed_events is None else _compare_trace(facts, trace)
         inner = _inner_holds(facts, trace) if facts.plane else None

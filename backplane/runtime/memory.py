@@ -1,4 +1,4 @@
-"""Runs hosts that are functions of this process, with the same bytes as for a child; replays are such hosts, too."""
+"""Runs hosts that are functions of this process and speak the protocol as a child does; a replay is one, too."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class _MemoryLink:
 
 
 def _words(error: BaseException) -> Iterator[str]:
-    """Yield a line for each exception, without the exception groups of task groups."""
+    """Yield a line for each exception; exception groups are opened."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _words(inner)

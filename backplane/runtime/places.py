@@ -46,10 +46,10 @@ class Places:
         return len(self._turns)
 
     async def acquire(self, rank: int) -> None:
-        """Wait for a place.
+        """Wait until a run may start.
 
         Args:
-            rank: the higher goes first.
+            rank: a waiter with a higher one goes first.
 
         Raises:
             BackendError: `rate_limit_exceeded`, too many wait already.

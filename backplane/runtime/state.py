@@ -47,7 +47,7 @@ def _staged_for(stage: Path) -> str | None:
 
 
 def _has_work(stage: Path, run_dir: Path) -> bool:
-    """Return True if a file of a copy, except git's own, was changed after the copy was made or cannot be examined."""
+    """Return True if a file of a run's copy has changed, or cannot be examined; git's own files do not count."""
     try:
         made_ns = (stage / STAGED_FOR).stat().st_mtime_ns
     except OSError:
@@ -236,7 +236,7 @@ class StateFolder:
         return (stages.resolve() if stages.is_symlink() and stages.is_dir() else stages) / run_id
 
     def tree_of(self, run_id: str) -> Path:
-        """Return the folder of a run's copy."""
+        """Return the folder of a run's copy of its workspace."""
         return self.stage_of(run_id) / "tree"
 
     def make_tree(self, run_id: str) -> Path | None:

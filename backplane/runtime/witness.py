@@ -1,4 +1,4 @@
-"""Judges a host's claims about a run by what the control plane saw: the diff and the files. Blocks."""
+"""Judges a host's claims about a run by what the control plane saw: the diff and the files. Its functions block."""
 
 from __future__ import annotations
 

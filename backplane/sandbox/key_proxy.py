@@ -319,7 +319,7 @@ class _Visit:
         # The location of a redirect, for example, repeats the query.
         headers = [(name, self._without_key(value)) for name, value in _passed_on(answer.headers.raw)]
         if answer.headers.get("connection", "").lower() == "close":
-            # A broken-off answer must look as without this proxy: Node then sees its end, and programs retry.
+            # So that Node sees the end of a connection that breaks off, as it would without this proxy, and retries.
             headers.append((b"connection", b"close"))
         await self._say(h11.Response(status_code=answer.status_code, headers=headers, reason=reason))
         is_whole = False

@@ -67,7 +67,7 @@ class Masks(msgspec.Struct, frozen=True):
     complete: bool = True
     """False if the trees have too many paths to search or cover; then the mounts enforce no rule there."""
     covers_outside: bool = True
-    """True if all paths in the home folders that `deny_read` names are covered."""
+    """True if mounts hide every path in the home folders that matches a pattern of `deny_read`."""
     uncovered: tuple[str, ...] = ()
     """Links that `deny_read` names and whose target no mount can cover."""
 
@@ -123,7 +123,7 @@ def work_out(
 
 
 class _Inside(msgspec.Struct, frozen=True):
-    """The paths in the trees that the rules on files name."""
+    """The paths that were found to match the policy's rules on files."""
 
     hidden: dict[str, bool]
     """Path that may not be read → True for a folder."""

@@ -226,5 +226,5 @@ def _in_place(order: WorkOrder) -> WorkOrder:
 
 
 def _at(order: WorkOrder, folder: Path) -> WorkOrder:
-    """Change an order without a root to work in the empty `folder`, and never in our current folder."""
+    """Return the order, with the empty `folder` as its root if it names none: it never means our current folder."""
     return msgspec.structs.replace(order, workspace=msgspec.structs.replace(order.workspace, root=str(folder)))

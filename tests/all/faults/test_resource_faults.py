@@ -242,7 +242,9 @@ def test_f59_many_runs_in_a_row_grow_nothing(ground: Ground) -> None:
 
     anyio.run(main)
     assert leftovers(set()) == []
-    assert seen["after"] == seen["before"]
+    (descriptors, threads), before = seen["after"], seen["before"]
+    assert descriptors == before[0]
+    assert threads <= before[1] + 2  # The pool of threads grows if calls come at the same time, which is chance.
     assert not ground.litter()
     if sizes.LONG:
         assert sizes_seen["after"] < 1.05 * sizes_seen["before"]
