@@ -1,7 +1,7 @@
 """What a whole run of Claude Code costs on top of its program: ours and claude-agent-sdk in one process, in turn.
 
-`bench/overhead.py PROGRAM ROUNDS` prints JSON: for each way the medians of milliseconds to the end and to the first
-text, and of this process's own CPU. `bench/overhead.py model` is the scripted model, in a process of its own.
+`bench/overhead.py PROGRAM ROUNDS` prints JSON: for each way, one figure a round of milliseconds to the end and to the
+first text, and of this process's own CPU. `bench/overhead.py model` is the scripted model, in a process of its own.
 The packages of `.venv-bench` come after our own in the path.
 """
 

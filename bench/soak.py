@@ -32,10 +32,12 @@ from backplane.config import Limits, Settings
 from backplane.contract.approval import Decision
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import PolicyProfile, WorkOrder, WorkspaceSpec
+from backplane.process.aio import asyncio_loop
 from backplane.receipts.store import Store
 from backplane.runtime.backends import ProcessBackend
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
+from bench.work import resident_bytes
 
 RUNS: Final = 2000
 AT_ONCE: Final = 50
@@ -295,7 +297,7 @@ class Soak:
         self.faults += [f"{when}: {one}" for one in left]
         gc.collect()
         traced = tracemalloc.get_traced_memory()[0] / 1024 if tracemalloc.is_tracing() else 0.0
-        self.memory.append((len(self.ids), traced or _resident_kib()))
+        self.memory.append((len(self.ids), traced or resident_bytes() / 1024))
         print(f"{when}: {self.memory[-1][1]:.0f} KiB, {dict(self.ends)}, {len(self.faults)} faults", flush=True)
 
     def _left(self, before: set[str]) -> list[str]:
@@ -369,22 +371,12 @@ def _processes(mark: bytes) -> list[tuple[int, str]]:
 
 
 def _tasks() -> list[str]:
-    if "trio" in sys.modules and _loop_is_trio():
-        return []  # Its own end of `run` waits for all tasks.
+    if asyncio_loop() is None:
+        return []  # Trio waits for all tasks at the end of `run`.
     import asyncio
 
     me = asyncio.current_task()
     return [repr(task) for task in asyncio.all_tasks() if task is not me and not task.done()]
-
-
-def _loop_is_trio() -> bool:
-    return "trio" in type(anyio.lowlevel.current_token()).__module__ or "Trio" in repr(
-        type(anyio.lowlevel.current_token().native_token)
-    )
-
-
-def _resident_kib() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1024
 
 
 def soak(runs: int, folder: Path, seed: int = 1) -> Soak:
