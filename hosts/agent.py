@@ -18,7 +18,7 @@ from backplane.contract.work import OF_AGENT
 from backplane.host import EXTENSIONS, Deferred, Host, main
 
 EMULATED_FOR_ALL: Final = dict.fromkeys(("checkpointing", "structured_output_json_schema"), EMULATED)
-"""What backplane does in place of an agent; a row may say `native`."""
+"""Abilities that backplane supplies for an agent without them; a row may declare one as `native`."""
 
 
 def level(text: str) -> Level:

@@ -37,7 +37,7 @@ OF_BACKENDS: Final = ("profile",)
 
 
 class _Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="drive"):
-    """What the rows of all agents have in common; the tag is the folder of `agents` that drives the agent."""
+    """The members of every agent's row; the tag names the folder of `agents` that drives the agent."""
 
     program: str
     """Name or path of the agent's program; a name is looked for on PATH."""

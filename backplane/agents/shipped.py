@@ -29,7 +29,7 @@ STATE: Final = "BACKPLANE_AGENT_STATE"
 
 
 class ShippedAgent(msgspec.Struct, frozen=True):
-    """What its host will read: a row of `agents.toml`, with a backend's options over it."""
+    """The options that an agent's host reads: a row of `agents.toml`, with a backend's options over it."""
 
     row: str
     options: Options

@@ -400,7 +400,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     size_chars: int | None = None
     """Length of the value as JSON."""
     chunk: int | None = None
-    """In a stream, the number of the chunk that was lost or contained the loss, counted from 0.
+    """Index of the stream's chunk that was lost, or that contained the loss.
 
     `path` points into the answer that the chunks form, or to the chunk if the loss is in no part of the answer.
     """

@@ -41,7 +41,7 @@ INPUT: Final = "input/1"
 
 
 class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a session: its model, its tools, and where and how its agent works.
+    """Settings of a session: model, tools, folder, and how the agent works.
 
     A saved session that is gone on with has its own model, prompt, limits, folder, mode and lane where None is given.
 

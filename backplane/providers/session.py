@@ -298,7 +298,7 @@ class Session:
     # What is sent and answered ----------------------------------------------------------------------------------------
 
     def send_message(self, message: Said, **given: Unpack[TurnOptions]) -> AsyncIterator[AgentEvent | TurnOutcome]:
-        """Send a message, or the results of handed calls, and iterate over the events of the run.
+        """Send a message, or the results of calls that the program ran, and iterate over the run's events.
 
         The last value is a `TurnOutcome`. With the session's `on_ask` set to `stream`, each `Approval` in the stream
         waits for `answer`. A stream that is left early is ended in order by the next call; reading on in it then is

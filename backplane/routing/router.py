@@ -65,7 +65,7 @@ class BackendState(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     """Its instances have the same; one without others has its own name."""
     models: tuple[Model, ...] = (Model(),)
-    """At least one; the first is the default."""
+    """The backend's models, one or more; the first is the default."""
     named_only: bool = False
     not_ready: str = ""
     """Why it cannot be used; empty when it can."""

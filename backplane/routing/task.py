@@ -112,7 +112,7 @@ Strategy = StrategyName | Custom
 
 
 def read_strategy(name: str) -> StrategyName:
-    """Read the name of a strategy. Raises ConfigError: `config_invalid`, there is none of this name."""
+    """Read the name of a strategy. Raises ConfigError: `config_invalid`, no strategy has this name."""
     kind: Any = StrategyName
     try:
         strategy: StrategyName = msgspec.convert(name, kind)

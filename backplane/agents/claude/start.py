@@ -48,7 +48,7 @@ ARGUMENTS: Final = (
 MIGRATED: Final = {
     "migrationVersion": 15, "opusProMigrationComplete": True, "hasResetAutoModeOptInForDefaultOffer": True,
 }  # fmt: skip
-"""What the program writes into an empty folder at its first start; without it that start takes some 60 ms more."""
+"""Settings that the program writes into a new folder at its first start; with them it starts some 60 ms faster."""
 SETTINGS: Final = {"effort": "--effort", "system": "--append-system-prompt", "fallback_model": "--fallback-model"}
 """What an order may set under `config.vendor.claude`, and the program's argument for it."""
 EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
