@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,7 +83,7 @@ class Approvals:
 
     def open_checkpoints(self, workspace: Workspace, run_dir: Path) -> None:
         """Have a checkpoint made before every tool that may write."""
-        say = lambda body, message: self._record.report("checkpoint", body, message)  # noqa: E731
+        say = functools.partial(self._record.report, "checkpoint")
         self.checkpoints = RunCheckpoints(workspace, run_dir, now=now, say=say, keep=self._keep_checkpoints)
 
     def _keep_checkpoints(self, made: dict[str, Json]) -> None:

@@ -334,13 +334,12 @@ class Drive:
 
     def _warn(self, host: HostChannel, workspace: Workspace | None) -> None:
         """Warn of members, rules and hook tools without effect, of hidden MCP servers and of a missing git history."""
-        report = self.record.report
+        facts, report = self.facts, self.record.report
         if unheard := host.line.hello_unheard:
             shown = ", ".join(f"`{name}` is {text}" for name, text in unheard.items())
             report("unheard_hello", dict(unheard), f"without effect in the host's hello: {shown} (S9)")
         hooked = [tool for hook in self.approvals.hooks.all for tool in hook.tools] if self.approvals.hooks else ()
-        asked, unheard_names = self.facts.order, self.facts.added.get("unheard", ())
-        for name, value, fact in without_effect(asked, unheard_names, hooked, self.facts.root):
+        for name, value, fact in without_effect(facts.order, facts.added.get("unheard", ()), hooked, facts.root):
             report(name, value, fact)
         if servers := self.place.hidden_servers:
             shown = ", ".join(f"{name} ({path})" for name, path in servers.items())
@@ -348,7 +347,7 @@ class Drive:
             report("hidden_servers", dict(servers), f"{fact}; keep them elsewhere, or off the rule")
         if workspace is not None and workspace.no_history:
             fact = f"the copy has one commit and not the history of its original: {workspace.no_history}"
-            self.facts.added["no_history"] = workspace.no_history
+            facts.added["no_history"] = workspace.no_history
             report("no_history", workspace.no_history, f"{fact}; --in-place works in the original")
 
     # The end.
