@@ -89,20 +89,37 @@ async def in_time(wait: Callable[[], Awaitable[object]], timeout_s: float) -> bo
     return False
 
 
-class Readable:
-    """Waits repeatedly, in one task, for a descriptor to be readable; asyncio keeps it registered between the waits."""
+class Reader:
+    """Reads a non-blocking descriptor repeatedly, in one task; asyncio keeps it registered between the reads.
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    Args:
+        fd: the descriptor.
+        bytes_max: limit of bytes of one read.
+    """
+
+    def __init__(self, fd: int, bytes_max: int) -> None:
+        self._fd, self._bytes_max = fd, bytes_max
         self._loop = asyncio_loop()
+        self._data: bytes | None = None
+        """Data that was read as soon as the descriptor was readable; None if there is none."""
         self._registered = self._was_in_vain = False
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
         self._scope: anyio.CancelScope | None = None
 
+    def read(self) -> bytes | None:
+        """Read without a wait; return no bytes at the end, and None if there is no data yet."""
+        data, self._data = self._data, None
+        if data is not None:
+            return data
+        try:
+            return os.read(self._fd, self._bytes_max)
+        except BlockingIOError:
+            return None
+
     async def wait(self, timeout_s: float) -> None:
-        """Wait until the descriptor is readable, `wake` is called, or `timeout_s` has passed."""
+        """Wait until there is data, `wake` is called, or `timeout_s` has passed."""
         loop = self._loop
         if loop is None:
             with anyio.move_on_after(timeout_s) as self._scope:
@@ -137,7 +154,9 @@ class Readable:
         self._unregister()
 
     def _on_readable(self) -> None:
-        if self._waiter is not None:
+        if self._waiter is not None and self._data is None:
+            with suppress(OSError):  # The task's own read raises it.
+                self._data = self.read()  # Now: otherwise the loop would call this again before the task goes on.
             self.wake()
         elif self._was_in_vain:
             self._unregister()  # Otherwise the loop would call this again and again.

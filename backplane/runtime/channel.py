@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from backplane.contract import envelope as wire
 from backplane.errors import BackendError
-from backplane.process.aio import SECOND_LOOK_S, Readable, in_time
+from backplane.process.aio import SECOND_LOOK_S, Reader, in_time
 from backplane.process.launch import READ_BYTES_MAX
 from backplane.protocol.control import ControlEnd, Sent
 from backplane.runtime.backends import Link
@@ -56,13 +56,11 @@ class HostChannel:
         self._ending = ending
         self._exited: float | None = None
         """Monotonic time at which the exit of the host was seen; None before."""
-        self._readable = Readable(link.stdout)
+        self._reader = Reader(link.stdout, READ_BYTES_MAX)
         self._since = time.monotonic()
         """Monotonic time at which the host's silence began."""
         self._second_look = math.inf
         """Monotonic time at which a silence over the limit ends the run; infinite while there is none."""
-        self._has_more = False
-        """True if the last read found data without a wait."""
         self.backlog: list[bytes] = []
         """Lines that wait until the host reads; the first may be the rest of a line that is partly written."""
         self.unwritten = 0
@@ -83,18 +81,16 @@ class HostChannel:
 
     def wake(self) -> None:
         """Make a waiting `receive` check for output, exit and limits again."""
-        self._readable.wake()
+        self._reader.wake()
 
     def close(self) -> None:
         """Stop waiting for output, so that the link can be closed."""
-        self._readable.close()
+        self._reader.close()
 
     def read(self) -> bytes | None:
         """Read the host's output without a wait; return no bytes at its end, and None if there is none yet."""
-        try:
-            return os.read(self.link.stdout, READ_BYTES_MAX)
-        except BlockingIOError:
-            return b"" if self.gone.is_set() else None
+        data = self._reader.read()
+        return b"" if data is None and self.gone.is_set() else data
 
     async def receive(self, limit_s: Callable[[], float], pause_s: float = math.inf) -> bytes | None:
         """Wait for output of the host; return no bytes at its end, or `EXIT_WAIT_S` after the host's exit.
@@ -113,10 +109,9 @@ class HostChannel:
         Raises:
             TimeoutError: the host's silence is longer than `limit_s`.
         """
-        if self._has_more:
-            await anyio.lowlevel.checkpoint()  # A host that never stops writing must not block the event loop.
+        # The run's reader goes first, and a host that never stops writing must not block the event loop.
+        await anyio.lowlevel.checkpoint()
         began = due = time.monotonic()
-        self._has_more = True
         while True:
             now = time.monotonic()
             left_s = limit_s() - (now - self._since)
@@ -126,7 +121,6 @@ class HostChannel:
                 if left_s <= 0:
                     self._second_look = min(self._second_look, now + SECOND_LOOK_S)
                 return data
-            self._has_more = False
             if self.link.fault is not None:
                 raise self.link.fault
             if self._exited is not None and now - max(self._exited, began) > EXIT_WAIT_S:
@@ -140,7 +134,7 @@ class HostChannel:
                 return None
             left_s = min(left_s, began + pause_s - now)
             due = now + left_s
-            await self._readable.wait(left_s)
+            await self._reader.wait(left_s)
 
     def _note_exit(self) -> None:
         self._exited = self._exited or time.monotonic()
