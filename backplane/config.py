@@ -250,14 +250,12 @@ def tighter(configured: Isolation, asked: object) -> Isolation:
     Raises:
         PolicyError: `policy_invalid`, the order's isolation is unknown.
     """
-    words: tuple[Isolation, ...] = ("off", "best_effort", "required")
     if asked is None:
         return configured
-    for word in words:
-        if asked == word:
-            return max(configured, word, key=words.index)
-    fact = f"config.vendor.abp.isolation is {str(asked)[:40]!r}"
-    raise PolicyError("policy_invalid", fact, hint=f"one of: {', '.join(words)}")
+    try:
+        return max(configured, msgspec.convert(asked, Isolation), key=("off", "best_effort", "required").index)
+    except msgspec.ValidationError as error:
+        raise PolicyError("policy_invalid", f"config.vendor.abp.isolation: {explain(error, Isolation)}") from error
 
 
 _LIMITS: Final = {field.name: field.type for field in msgspec.structs.fields(Limits)}
@@ -289,7 +287,12 @@ def load(
     settings = Settings()
     if found is not None:
         settings = parse(_read_bytes(found), source=str(found), folder=found.absolute().parent)
-    given = _from_environment(environ)
+    variables = {name: PREFIX + name.upper() for name in SINGLE}
+    given = {
+        name: _single(name, environ[variable], f"the variable {variable}")
+        for name, variable in variables.items()
+        if environ.get(variable)
+    }
     for name, value in (flags or {}).items():
         if value is not None:
             given[name] = _single(name, value, "--timeout" if name == "run_s" else name)
@@ -297,21 +300,11 @@ def load(
 
 
 def find_file(environ: Environ, cwd: Path) -> Path | None:
-    """Return the path of the configuration file: `$BACKPLANE_CONFIG`, `./backplane.toml`, the user's, or None.
-
-    Raises:
-        ConfigError: `config_invalid`, `./backplane.toml` or the user's file is a pipe, a device or a socket.
-    """
+    """Return the path of the configuration file: `$BACKPLANE_CONFIG`, `./backplane.toml`, the user's, or None."""
     if environ.get(PREFIX + "CONFIG"):
         return cwd / environ[PREFIX + "CONFIG"]
     folder = _absolute(environ, "XDG_CONFIG_HOME") or user_folder(environ) / ".config"
-    for file in (cwd / FILE_NAME, folder / "backplane" / FILE_NAME):
-        if os.path.lexists(file):
-            # The user did not name this file, so a pipe or a device must not block us.
-            if file.exists() and not (file.is_file() or file.is_dir()):
-                raise ConfigError("config_invalid", f"the configuration {file} is no file", hint="remove it")
-            return file
-    return None
+    return next(filter(os.path.lexists, (cwd / FILE_NAME, folder / "backplane" / FILE_NAME)), None)
 
 
 def parse(data: bytes, *, source: str, folder: Path) -> Settings:
@@ -326,13 +319,13 @@ def parse(data: bytes, *, source: str, folder: Path) -> Settings:
     """
     try:
         table = read_toml(data)
-        text = data.decode()
     except (ValueError, RecursionError) as error:
-        raise _invalid(source, None, f"not readable as TOML: {error or type(error).__name__}") from error
+        raise _invalid(source, f"not readable as TOML: {error or type(error).__name__}") from error
     try:
         settings = _from_table(table)
     except _Wrong as wrong:
-        raise _invalid(source, _line_of(text, wrong.path), str(wrong)) from wrong
+        line = _line_of(data.decode(), wrong.path)
+        raise _invalid(f"{source}, line {line}" if line is not None else source, str(wrong)) from wrong
     return _with_absolute_paths(settings, folder)
 
 
@@ -346,93 +339,67 @@ def checked(settings: Settings) -> Settings:
     """
     require_type(settings, Settings, "`settings`", "a backplane.Settings; None loads the configuration")
     try:
-        return _from_table(_as_table(settings))
-    except _Wrong as wrong:
-        raise _invalid("the settings", None, str(wrong)) from wrong
-
-
-def checked_limits(limits: Limits) -> Limits:
-    """Check limits that a program built, as `checked` does. Raises ConfigError: `config_invalid`."""
-    require_type(limits, Limits, "`limits`", "a backplane.config.Limits")
-    try:
-        made: Limits = _typed(_as_table(limits), Limits, ("limits",))
-    except _Wrong as wrong:
-        raise _invalid("the limits", None, str(wrong)) from wrong
-    return made
-
-
-def _as_table(value: Any) -> Any:
-    """Convert structs to dicts, and tuples to lists, as a TOML file gives them."""
-    if isinstance(value, msgspec.Struct):
-        return {name: _as_table(getattr(value, name)) for name in value.__struct_fields__}
-    if isinstance(value, dict):
-        return {name: _as_table(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_table(one) for one in value]
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+        return _from_table(msgspec.to_builtins(settings, enc_hook=os.fspath))
+    except (_Wrong, TypeError) as wrong:
+        raise _invalid("the settings", str(wrong)) from wrong
 
 
 class _Wrong(Exception):
-    """An error in the settings; its text names the member and the reason."""
+    """An error in the settings: the names from the top to the wrong member, and the reason with the member's name."""
 
     def __init__(self, path: tuple[str, ...], fact: str) -> None:
         super().__init__(fact)
         self.path = path
-        """Names from the top to the member; empty for the whole configuration."""
 
 
 def _from_table(table: dict[str, Any]) -> Settings:
     """Convert a whole configuration to `Settings`. Raises _Wrong."""
     table = dict(table)
-    backends = _named(table.pop("backends", {}), "backends", BackendSettings, _BACKEND)
-    servers = _named(table.pop("mcp_servers", {}), "mcp_servers", ServerSettings, _SERVER)
-    for name, backend in backends.items():
-        for variable, content in backend.env.items():
-            if not _is_variable(variable, content):
-                fact = f"`backends.{name}.env` has {variable[:80]!r}, which cannot be set as a variable"
-                raise _Wrong(("backends", name, "env"), fact)
+    backends = _named(table.pop("backends", {}), "backends", BackendSettings)
+    servers = _named(table.pop("mcp_servers", {}), "mcp_servers", ServerSettings)
     rules = table.pop("policy") if isinstance(table.get("policy"), dict) else None
-    own: Settings = _typed(table, Settings, ())
-    policy = own.policy if rules is None else _rules(rules)
-    return msgspec.structs.replace(own, policy=policy, backends=backends, mcp_servers=servers)
+    settings: Settings = _typed(table, Settings, ())
+    if rules is not None:
+        _typed(rules, _Rules, ("policy",))
+        settings = msgspec.structs.replace(settings, policy=_typed(rules, PolicyProfile, ("policy",)))
+    return msgspec.structs.replace(settings, backends=backends, mcp_servers=servers)
 
 
-_BACKEND: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""Matches a backend's name, which is written into receipts, file names and command lines."""
+class _Rules(PolicyProfile, frozen=True, forbid_unknown_fields=True):
+    """A policy in a table, whose unknown names are errors."""
 
-_SERVER: Final = re.compile(r"(?!.*__)[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
-"""Matches a server's name: it is part of a tool's name, `mcp__NAME__TOOL`, which may have 64 characters."""
 
-_NAME_RULES: Final = {
-    _BACKEND: "a backend's name has letters, digits, '.', '_' and '-', 64 at most",
-    _SERVER: "a server's name has letters, digits, single '_' and '-', 32 at most",
+_NAMES: Final = {
+    # A backend's name is written into receipts, file names and command lines; a server's name is part of a tool's name,
+    # `mcp__NAME__TOOL`, which may have 64 characters.
+    "backends": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "letters, digits, '.', '_' and '-', 64 at most"),
+    "mcp_servers": (r"(?!.*__)[A-Za-z0-9][A-Za-z0-9_-]{0,31}", "letters, digits, single '_' and '-', 32 at most"),
 }
+"""Section of named tables → pattern of their names, and the pattern in words."""
 
 
-def _named(tables: Any, section: str, shape: type[Any], names: re.Pattern[str]) -> dict[str, Any]:
+def _named(tables: Any, section: str, shape: type[Any]) -> dict[str, Any]:
     """Convert all tables of a section, such as `[backends.NAME]`; check their names. Raises _Wrong."""
     if not isinstance(tables, dict):
         raise _Wrong((section,), f"`{section}` must be a table")
-    for name in tables:
-        if not isinstance(name, str) or names.fullmatch(name) is None:
-            raise _Wrong((section, str(name)), f"`{section}` cannot have {str(name)[:80]!r}: {_NAME_RULES[names]}")
+    pattern, words = _NAMES[section]
+    for name in map(str, tables):
+        if re.fullmatch(pattern, name) is None:
+            raise _Wrong((section, name), f"`{section}` cannot have the name {name[:80]!r}: names have {words}")
     return {name: _typed(table, shape, (section, name)) for name, table in tables.items()}
 
 
 def _with_absolute_paths(settings: Settings, folder: Path) -> Settings:
     """Resolve the relative paths of a configuration file against its folder."""
-    replace = msgspec.structs.replace
-    return replace(
+
+    def placed(row: Any) -> Any:
+        return msgspec.structs.replace(row, command=absolute_command(row.command, folder)) if row.command else row
+
+    return msgspec.structs.replace(
         settings,
-        backends={name: _backend_in(backend, folder) for name, backend in settings.backends.items()},
-        mcp_servers={
-            name: replace(server, command=absolute_command(server.command, folder)) if server.command else server
-            for name, server in settings.mcp_servers.items()
-        },
-        hooks=tuple(
-            replace(hook, command=absolute_command(hook.command, folder)) if hook.command else hook
-            for hook in settings.hooks
-        ),
+        backends={name: placed(_backend_in(row, folder)) for name, row in settings.backends.items()},
+        mcp_servers={name: placed(row) for name, row in settings.mcp_servers.items()},
+        hooks=tuple(map(placed, settings.hooks)),
         policy=_policy_place(settings.policy, folder),
         signing_key=_key_place(settings.signing_key, folder),
     )
@@ -466,24 +433,12 @@ def _policy_place(policy: str | PolicyProfile | None, folder: Path) -> str | Pol
     return str(folder / policy) if isinstance(policy, str) and policy not in SHIPPED_POLICIES else policy
 
 
-def _rules(table: dict[str, Any]) -> PolicyProfile:
-    """Convert the table `[policy]`; an unknown name is an error, as in a policy's own file. Raises _Wrong."""
-    known = PolicyProfile.__struct_fields__
-    for name in table:
-        if name not in known:
-            fact = f"`policy.{name}`: no such rule; known here are {', '.join(known)}"
-            raise _Wrong(("policy", name), fact)
-    rules: PolicyProfile = _typed(table, PolicyProfile, ("policy",))
-    return rules
-
-
 def _backend_in(backend: BackendSettings, folder: Path) -> BackendSettings:
     writable = tuple(path if path[:1] == "~" else str(folder / path) for path in backend.writable)
-    command = absolute_command(backend.command, folder) if backend.command is not None else None
     options, program = backend.options, backend.options.get("program")
     if isinstance(program, str) and "/" in program:
         options = {**options, "program": str(folder / program)}
-    return msgspec.structs.replace(backend, command=command, writable=writable, options=options)
+    return msgspec.structs.replace(backend, writable=writable, options=options)
 
 
 def absolute_command(command: tuple[str, ...], folder: Path) -> tuple[str, ...]:
@@ -512,57 +467,24 @@ def home(environ: Environ) -> Path:
     """Return the state folder; create it with mode 0700 if it is missing.
 
     Raises:
-        StoreError: `receipt_store_failed`, the folder cannot be created, or its name is not UTF-8.
+        StoreError: `receipt_store_failed`, the folder cannot be created.
     """
     path = home_path(environ)
     try:
-        # Hosts get the path in JSON, which can contain only UTF-8.
-        str(path).encode()
-    except UnicodeEncodeError as error:
-        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
-        fact = f"the state folder '{shown}' has a name that is no UTF-8"
-        raise StoreError("receipt_store_failed", fact, hint="point BACKPLANE_HOME elsewhere") from error
-    try:
-        if not os.path.isdir(path):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.mkdir(mode=0o700, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        name = errno.errorcode.get(error.errno or 0, "EIO")
-        raise StoreError(
-            "receipt_store_failed",
-            f"the state directory {path} cannot be made: "
-            + ("it is a link to nothing" if os.path.islink(path) else f"{name} ({error.strerror})"),
-            hint=f"set {PREFIX}HOME to a folder that this user can write",
-        ) from error
+        why = f"{errno.errorcode.get(error.errno or 0, 'EIO')} ({error.strerror})"
+        hint = f"set {PREFIX}HOME to a folder that this user can write"
+        raise StoreError("receipt_store_failed", f"the state folder {path} cannot be made: {why}", hint=hint) from error
     return path
 
 
 def home_path(environ: Environ) -> Path:
-    """Return the path of the state folder, without creating it.
-
-    Raises:
-        ConfigError: `config_invalid`, the path begins with `~USER`, and there is no such user.
-    """
+    """Return the path of the state folder, without creating it."""
     if environ.get(PREFIX + "HOME"):
-        return absolute(environ[PREFIX + "HOME"], PREFIX + "HOME")
+        return Path(environ[PREFIX + "HOME"]).expanduser().absolute()
     folder = _absolute(environ, "XDG_STATE_HOME") or user_folder(environ) / ".local" / "state"
     return folder / "backplane"
-
-
-def absolute(path: str | os.PathLike[str], called: str) -> Path:
-    """Make a path absolute: expand `~`, and resolve a relative path against the current folder.
-
-    Args:
-        called: the path's name in an error.
-
-    Raises:
-        ConfigError: `config_invalid`, there is no such user, or the current folder is gone.
-    """
-    try:
-        return Path(path).expanduser().absolute()
-    except (OSError, RuntimeError) as error:
-        fact = f"{called} is {str(path)[:200]!r}, which names no folder: {error}"
-        raise ConfigError("config_invalid", fact, hint="give an absolute path") from error
 
 
 def user_folder(environ: Environ) -> Path:
@@ -599,17 +521,14 @@ def child_environment(
         order_env: an order's `config.env`, which overrides the other variables.
 
     Raises:
-        ConfigError: `config_invalid`, a name in the order cannot be a variable.
+        ConfigError: `config_invalid`, a given name or value cannot be that of a variable.
     """
     child = {name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith("LC_")}
-    for name, value in order_env.items():
-        if not _is_variable(name, value):
-            raise ConfigError("config_invalid", f"config.env has {name[:80]!r}, which cannot be set as a variable")
-    return child | dict(settings_env) | dict(order_env)
-
-
-def _is_variable(name: str, value: str) -> bool:
-    return bool(name) and "=" not in name and "\0" not in name and "\0" not in value
+    given = {**settings_env, **order_env}
+    for name, value in given.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise ConfigError("config_invalid", f"`env` has {name[:80]!r}, which cannot be set as a variable")
+    return child | given
 
 
 def unknown_variables(environ: Environ) -> list[str]:
@@ -618,27 +537,14 @@ def unknown_variables(environ: Environ) -> list[str]:
     return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
 
 
-def _from_environment(environ: Environ) -> dict[str, Any]:
-    variables = {name: PREFIX + name.upper() for name in SINGLE}
-    return {
-        name: _single(name, environ[variable], f"the variable {variable}")
-        for name, variable in variables.items()
-        if environ.get(variable)
-    }
-
-
 def _single(name: str, value: str | float, called: str) -> Any:
     try:
         return msgspec.convert(value, SINGLE[name], strict=False)
     except msgspec.ValidationError as error:
-        why = explain(error, SINGLE[name]).removesuffix(", got `str`")
-        why = re.sub(r"Expected `(\w+)`", lambda shape: f"it must be {_IN_WORDS.get(shape[1], shape[0])}", why)
+        why = explain(error, SINGLE[name]).removesuffix(", got `string`")
         given = "" if " is none of " in why else f" is {str(value)[:80]!r}"
         fact = f"{called}{given}: {why}"
         raise ConfigError("config_invalid", fact, hint="see `backplane schema configuration`") from error
-
-
-_IN_WORDS: Final = {"float": "a number", "int": "a whole number", "bool": "true or false"}
 
 
 def _with(settings: Settings, given: Mapping[str, Any], cwd: Path) -> Settings:
@@ -678,23 +584,16 @@ def _typed(value: Any, shape: type[Any], place: tuple[str, ...]) -> Any:
         raise _Wrong(path, f"`{'.'.join(path)}`: {fact}" if path else fact) from error
 
 
-def _invalid(source: str, line: int | None, fact: str) -> ConfigError:
-    where = f"{source}, line {line}" if line is not None else source
-    return ConfigError("config_invalid", f"{where}: {fact}", hint="see `backplane schema configuration`")
-
-
-_NAMES_IN: Final = re.compile(r"""[\w-]+|(?<=")[^"]+(?=")|(?<=')[^']+(?=')""")
+def _invalid(source: str, fact: str) -> ConfigError:
+    return ConfigError("config_invalid", f"{source}: {fact}", hint="see `backplane schema configuration`")
 
 
 def _line_of(text: str, path: tuple[str, ...]) -> int | None:
-    """Return the number of a member's line: the first line below its table's header whose key has its name."""
+    """Return the number of a member's line: for each name of its path, the next line that begins with the name."""
     lines, at = text.splitlines(), -1
     for name in path:
-        for number, line in enumerate(lines[max(at, 0) :], max(at, 0)):
-            key = line if line.startswith("[") else line.partition("=")[0]
-            if not key.lstrip().startswith("#") and name in _NAMES_IN.findall(key):
-                at = number
-                break
+        key = re.compile(rf"[^#=]*(?<![\w-]){re.escape(name)}(?![\w-])")
+        at = next((number for number in range(max(at, 0), len(lines)) if key.match(lines[number])), at)
         if at >= 0 and lines[at].startswith("[["):
             return None  # The path does not say which of several tables has the fault.
     return at + 1 if at >= 0 else None

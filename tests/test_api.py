@@ -154,7 +154,6 @@ def test_check_raises_why_a_run_failed(backplane_home: Path, tmp_path: Path) -> 
         ({"backend": "shel"}, r"backend_not_found"),
         ({"backend": 3}, r"the backend is a value of the type int \(give a name"),
         ({"settings": Settings(isolation="require")}, r"`isolation`: 'require' is none of"),  # type: ignore[arg-type]
-        ({"home": "~nobody-here/x"}, r"`home` is '~nobody-here/x', which names no folder"),
         ({"policy": backplane.PolicyProfile(deny_read="x")}, r"the policy cannot be read: .*deny_read"),  # type: ignore[arg-type]
         ({"on_ask": "allow"}, r"`on_ask` is a value of the type str"),
         ({"order": 7}, r"the order is a value of the type int \(give the task as a str"),
@@ -191,7 +190,7 @@ def test_the_state_folder_may_be_a_relative_path(home: Any, tmp_path: Path, monk
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("limits", [Limits(run_s=-1), Limits(idle_s=float("nan")), {"run_s": 3}])
+@pytest.mark.parametrize("limits", [Limits(run_s=-1), Limits(idle_s=float("nan")), Limits(run_s="1")])  # type: ignore[arg-type]
 async def test_wrong_limits_of_a_start_are_refused(limits: Any, backplane_home: Path, tmp_path: Path) -> None:
     async with backplane.ControlPlane(Settings(), backplane_home) as plane:
         order = backplane.WorkOrder("true", workspace=backplane.WorkspaceSpec(root=str(tmp_path)))

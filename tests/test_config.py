@@ -44,7 +44,7 @@ def test_the_policy_may_be_a_table_and_its_names_are_checked() -> None:
     settings = parse('policy.deny_write = ["**/.git/**"]\n[limits]\nhello_s = 3')
     assert settings.policy == PolicyProfile(deny_write=("**/.git/**",))
     assert parse("[policy]").policy == PolicyProfile()
-    assert "line 2: `policy.denywrite`: no such rule; known here are allowed_tools" in fault("[policy]\ndenywrite = []")
+    assert "line 2: `policy.denywrite`: no such name; known here are allowed_tools" in fault("[policy]\ndenywrite = []")
     assert "`policy.deny_write`" in fault('[policy]\ndeny_write = "x"')
 
 
@@ -104,8 +104,7 @@ def test_an_agents_program_is_found_from_any_folder(program: Any, found: Any) ->
         ("[backends.x]\ncommand = ['a',\n  3,\n]", 2, "`backends.x.command`"),
         ("[backends.y]\nhost='a'\n[backends.x]\nhost = 'a'\nhost_s = 3", 5, "`backends.x.host_s`"),
         ("[backends.x]\nhost = 'a'\nenv = {A = 3}", 3, "`backends.x.env`"),
-        ("[backends.x]\nhost = 'a'\nenv = {'A=B' = '3'}", 3, "'A=B'"),
-        ("[backends.'a b']\nhost = 'a'", 1, "cannot have 'a b'"),
+        ("[backends.'a b']\nhost = 'a'", 1, "cannot have the name 'a b'"),
         ("isolation = 'maybe'", 1, "`isolation`: 'maybe' is none of 'best_effort', 'off', 'required'"),
         ("[routing]\nstrategy = 'cheap'", 2, "`routing.strategy`: 'cheap' is none of 'balanced', 'cost'"),
         (
@@ -137,9 +136,9 @@ def wrongly(**members: Any) -> Any:
             "the settings: `isolation`: 'require' is none of 'best_effort', 'off'",
         ),
         (wrongly(isolation=None), "`isolation`"),
-        (Settings(limits=Limits(idle_s=float("nan"))), "`limits.idle_s`: Expected `float` > 0.0"),
-        (Settings(limits=Limits(runs_max=0)), "`limits.runs_max`: Expected `int` >= 1"),
-        (wrongly(limits=Limits(run_s="1")), "`limits.run_s`: Expected `float | null`, got `str`"),  # type: ignore[arg-type]
+        (Settings(limits=Limits(idle_s=float("nan"))), "`limits.idle_s`: Expected `number` > 0.0"),
+        (Settings(limits=Limits(runs_max=0)), "`limits.runs_max`: Expected `integer` >= 1"),
+        (wrongly(limits=Limits(run_s="1")), "`limits.run_s`: Expected `number | null`, got `string`"),  # type: ignore[arg-type]
         (wrongly(backends=[]), "`backends` must be a table"),
         (wrongly(backends={"m": {}}), "exactly one of `command` and `host`"),
         (wrongly(backends={"m": BackendSettings(command="echo hi")}), "`backends.m.command`"),  # type: ignore[arg-type]

@@ -98,7 +98,7 @@ def test_a_required_server_refuses_such_a_host_before_the_order_is_sent(tmp_path
         ("[mcp_servers.a]", "exactly one of `command` and `url`"),
         ("[mcp_servers.a]\ncommand = []", "names no program"),
         ('[mcp_servers.a]\ncommand = ["x"]\ncomand = 1', "comand"),
-        ('[mcp_servers."a__b"]\ncommand = ["x"]', "cannot have 'a__b'"),
+        ('[mcp_servers."a__b"]\ncommand = ["x"]', "cannot have the name 'a__b'"),
         ("mcp_servers = 1", "`mcp_servers` must be a table"),
     ],
 )

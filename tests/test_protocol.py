@@ -730,7 +730,7 @@ def test_a_known_message_of_the_wrong_shape_has_its_code(message: dict[str, Any]
           {"capability": "vision", "min_support": "nativ"}]}}, "$.work_order.requirements.required[1].min_support`"),
         ({"id": "nope"}, "`id`: not a UUID: 'nope' - at `$.work_order`"),
         ({"workspace": {"root": "a\0b"}}, "`root` has a NUL character, and no path has one"),
-        ({"lane": 5}, "Expected `str`, got `int` - at `$.work_order.lane`"),
+        ({"lane": 5}, "Expected `string`, got `integer` - at `$.work_order.lane`"),
     ],
 )  # fmt: skip
 def test_an_order_of_the_wrong_shape_is_told_what_may_stand_where(members: dict[str, Any], fact: str) -> None:

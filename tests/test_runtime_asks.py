@@ -346,7 +346,7 @@ async def test_an_ask_with_an_endless_id_breaks_the_protocol(backplane_home: Pat
         run, _ = await go(control, order(root), script(tmp_path, LONG_ASK.replace("SIZE", "9000") + "end()"))
     assert ended(run) == ("protocol", "contract_schema_violation", "failed")
     assert run.error is not None
-    assert run.error.message == "ask has the wrong shape: Expected `str` of length <= 8192 - at `$.id`"
+    assert run.error.message == "ask has the wrong shape: Expected `string` of length <= 8192 - at `$.id`"
 
 
 @pytest.mark.parametrize("hooked", [False, True])

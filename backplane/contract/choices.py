@@ -12,11 +12,14 @@ _PARTS: Final = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
 _NO_CHOICE: Final = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[[^\]]*\]")
+_TYPES: Final = re.compile(r"(?:Expected|got) `[\w |]+`")
+_OF_JSON: Final = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+"""msgspec's name of a type → its name in JSON and TOML."""
 _SHOWN_CHARS_MAX: Final = 40
 """Maximum length of a wrong word in an error; all words of the contract are shorter."""
 
 
-def explain(error: msgspec.ValidationError, shape: type[Any]) -> str:
+def explain(error: msgspec.ValidationError, shape: Any) -> str:
     """Explain what is wrong in a value and where; for an unknown word or member, list the known ones.
 
     Args:
@@ -26,7 +29,7 @@ def explain(error: msgspec.ValidationError, shape: type[Any]) -> str:
     return f"{fact} - at `${path}`" if path else fact
 
 
-def explained(error: msgspec.ValidationError, shape: type[Any]) -> tuple[str, str]:
+def explained(error: msgspec.ValidationError, shape: Any) -> tuple[str, str]:
     """Return the explanation of `explain` and, as a second text, the path, such as `.required[0].min_support`."""
     found = _PARTS.fullmatch(str(error))
     fact, path = (found[1], found[2] or "") if found is not None else (str(error), "")
@@ -37,7 +40,11 @@ def explained(error: msgspec.ValidationError, shape: type[Any]) -> tuple[str, st
     elif (name := _UNKNOWN.fullmatch(fact)) is not None:
         known = [field.encode_name for kind in _types_at(shape, path) for field in getattr(kind, "fields", ())]
         fact, path = f"no such name; known here are {', '.join(known)}{_meant(name[1], known)}", f"{path}.{name[1]}"
-    return fact, path
+    return _TYPES.sub(_in_json, fact), path
+
+
+def _in_json(types: re.Match[str]) -> str:
+    return re.sub(r"\w+", lambda name: _OF_JSON.get(name[0], name[0]), types[0])
 
 
 def _meant(word: str, known: Sequence[str]) -> str:
@@ -52,7 +59,7 @@ def _choices(kinds: list[Any]) -> tuple[str, ...]:
     return tuple(word for kind in kinds for word in getattr(kind, "values", ()) if isinstance(word, str))
 
 
-def _types_at(shape: type[Any], path: str) -> list[Any]:
+def _types_at(shape: Any, path: str) -> list[Any]:
     """Return the types that a path allows, such as `.lane` or `.required[0].min_support`."""
     import msgspec.inspect as types  # It takes milliseconds to load, and only errors need it.
 

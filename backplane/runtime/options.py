@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import msgspec
 
-from backplane.config import Limits, checked_limits
+from backplane.config import Limits, Settings, checked
 from backplane.contract.events import AgentEvent
 from backplane.contract.unheard import unheard_pointers
 from backplane.contract.work import Lane, PolicyProfile, WorkOrder
@@ -160,8 +160,8 @@ def limits_of(own: Limits | None, otherwise: Limits, timeout: float | None) -> L
     Raises:
         ConfigError: `config_invalid`, a limit is out of its range.
     """
-    limits = otherwise if own is None else checked_limits(own)
+    limits = otherwise if own is None else checked(Settings(limits=own)).limits
     if timeout is None:
         return limits
     require_type(timeout, int | float, "`timeout`", "seconds, as a number")
-    return checked_limits(msgspec.structs.replace(limits, run_s=float(timeout)))
+    return checked(Settings(limits=msgspec.structs.replace(limits, run_s=float(timeout)))).limits

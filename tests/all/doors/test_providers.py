@@ -883,11 +883,11 @@ def test_the_page_has_every_event_reason_and_type() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"max_tokens": "5"}, "SessionConfig.max_tokens: Expected `int | null`"),
-        ({"max_tokens": 0}, "SessionConfig.max_tokens: Expected `int` >= 1"),
-        ({"temperature": -1}, "SessionConfig.temperature: Expected `float` >= 0.0"),
-        ({"system_prompt": 5}, "SessionConfig.system_prompt: Expected `str"),
-        ({"root": 5}, "SessionConfig.root: Expected `str"),
+        ({"max_tokens": "5"}, "SessionConfig.max_tokens: Expected `integer | null`"),
+        ({"max_tokens": 0}, "SessionConfig.max_tokens: Expected `integer` >= 1"),
+        ({"temperature": -1}, "SessionConfig.temperature: Expected `number` >= 0.0"),
+        ({"system_prompt": 5}, "SessionConfig.system_prompt: Expected `string"),
+        ({"root": 5}, "SessionConfig.root: Expected `string"),
         ({"tools": ["read"]}, "SessionConfig.tools has 'read'"),
         ({"tools": price}, "SessionConfig.tools is no list"),
         ({"hooks": [price]}, "SessionConfig.hooks has "),
