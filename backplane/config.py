@@ -482,7 +482,7 @@ def home(environ: Environ) -> Path:
 def home_path(environ: Environ) -> Path:
     """Return the path of the state folder, without creating it."""
     if environ.get(PREFIX + "HOME"):
-        return Path(environ[PREFIX + "HOME"]).expanduser().absolute()
+        return Path(os.path.expanduser(environ[PREFIX + "HOME"])).absolute()
     folder = _absolute(environ, "XDG_STATE_HOME") or user_folder(environ) / ".local" / "state"
     return folder / "backplane"
 

@@ -1,24 +1,13 @@
-"""All errors of the package, as one tree of exceptions and one table of codes.
+"""All errors of the package: subclasses of `BackplaneError`, and tables of their codes.
 
-    BackplaneError
-    ├── ProtocolError     the peer broke a rule of the protocol
-    ├── ContractError     a value does not follow the contract
-    ├── BackendError      a backend could not be started, or it failed
-    ├── PolicyError       the policy forbids an action, or cannot be read
-    ├── CapabilityError   the order needs a capability that the backend does not have
-    ├── WorkspaceError    files could not be staged, compared or changed
-    ├── StoreError        a receipt could not be stored, or does not verify
-    ├── TranslationError  JSON of one dialect could not be written in another
-    ├── ConfigError       configuration or usage is wrong
-    ├── RunCancelledError the caller ended the run; no message has its code
-    └── ProviderError     a turn of a session failed (`providers.failures`), with a code of the provider interface
-
-The codes are stable strings that every peer knows; messages may change.
+The codes are stable strings that every peer knows; messages may change. `providers.failures` adds an error with the
+codes of the provider interface.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 from typing import Any, Final, Literal
 
 import msgspec
@@ -37,90 +26,58 @@ class CodeFacts(msgspec.Struct, frozen=True):
 
     meaning: str
     fault: FaultOwner
-    exit_code: int
+    exit_code: int = 1
     """Exit code of a command that ends with this error (see `cli`)."""
-    provider_code: str = "unknown"
-    """The nearest of the provider interface's seven codes."""
     retryable: bool = False
     ours: bool = True
     """False if only peers use the code."""
 
 
 CODES: Final[dict[str, CodeFacts]] = {
-    "protocol_invalid_envelope": CodeFacts("A line that looked like a message is not strict JSON.", "host", 1),
-    "protocol_handshake_failed": CodeFacts("The host did not say a valid hello in time.", "host", 1),
-    "protocol_missing_ref_id": CodeFacts("A message does not say which run it belongs to.", "host", 1),
-    "protocol_unexpected_message": CodeFacts("A known message came from the wrong side or too early.", "host", 1),
+    "protocol_invalid_envelope": CodeFacts("A line that looked like a message is not strict JSON.", "host"),
+    "protocol_handshake_failed": CodeFacts("The host sent no valid hello in time.", "host"),
+    "protocol_missing_ref_id": CodeFacts("A message does not say which run it belongs to.", "host"),
+    "protocol_unexpected_message": CodeFacts("A known message came from the wrong side or too early.", "host"),
     "protocol_version_mismatch": CodeFacts("The two ends speak protocols that cannot meet.", "host", 4),
-    "mapping_unsupported_capability": CodeFacts(
-        "The target dialect has no word for something in the request.", "caller", 1, "invalid_request"
-    ),
-    "mapping_dialect_mismatch": CodeFacts(
-        "The JSON is of another dialect than was said.", "caller", 1, "invalid_request", ours=False
-    ),
-    "mapping_lossy_conversion": CodeFacts(
-        "A translation would lose something and the caller forbade it.", "caller", 1, "invalid_request"
-    ),
-    "mapping_unmappable_tool": CodeFacts(
-        "A tool has no counterpart in the target dialect.", "caller", 1, "invalid_request", ours=False
-    ),
-    "backend_not_found": CodeFacts("No backend of this name is configured or shipped.", "caller", 2, "invalid_request"),
-    "backend_unavailable": CodeFacts(
-        "The backend is known but cannot be used now.", "machine", 1, "network_error", True
-    ),
-    "backend_timeout": CodeFacts("A deadline passed: total, idle, or unread input.", "host", 1, "network_error", True),
-    "backend_rate_limited": CodeFacts("The model's service asks to slow down.", "upstream", 1, "rate_limited", True),
-    "backend_auth_failed": CodeFacts("The model's service refuses the key.", "caller", 1, "authentication_failed"),
-    "backend_model_not_found": CodeFacts(
-        "The model's service does not know the model, or nothing answers for it at this address.",
-        "caller",
-        1,
-        "model_unavailable",
-    ),
-    "backend_crashed": CodeFacts("The host ended before it gave a result.", "host", 1, "unknown", True),
-    "execution_tool_failed": CodeFacts("A tool the agent needed failed.", "host", 1),
-    "execution_workspace_error": CodeFacts("The result could not be read from or applied to the files.", "machine", 1),
-    "execution_permission_denied": CodeFacts(
-        "The operating system denied an action of the run.", "machine", 1, ours=False
-    ),
+    "mapping_unsupported_capability": CodeFacts("The target dialect cannot express a part of the request.", "caller"),
+    "mapping_dialect_mismatch": CodeFacts("The JSON is not in the named dialect.", "caller", ours=False),
+    "mapping_lossy_conversion": CodeFacts("A translation would lose something, and the caller forbade it.", "caller"),
+    "mapping_unmappable_tool": CodeFacts("A tool has no counterpart in the target dialect.", "caller", ours=False),
+    "backend_not_found": CodeFacts("No backend of this name is configured or shipped.", "caller", 2),
+    "backend_unavailable": CodeFacts("The backend is known but cannot be used now.", "machine", retryable=True),
+    "backend_timeout": CodeFacts("A deadline passed: total, idle, or unread input.", "host", retryable=True),
+    "backend_rate_limited": CodeFacts("The model's service asks to slow down.", "upstream", retryable=True),
+    "backend_auth_failed": CodeFacts("The model's service refuses the key.", "caller"),
+    "backend_model_not_found": CodeFacts("No service at this address knows the model.", "caller"),
+    "backend_crashed": CodeFacts("The host ended before it gave a result.", "host", retryable=True),
+    "execution_tool_failed": CodeFacts("A tool the agent needed failed.", "host"),
+    "execution_workspace_error": CodeFacts("The result could not be read from or applied to the files.", "machine"),
+    "execution_permission_denied": CodeFacts("The system denied an action of the run.", "machine", ours=False),
     "contract_version_mismatch": CodeFacts("The host speaks another major version of the contract.", "host", 4),
-    "contract_schema_violation": CodeFacts("A message or value has the wrong shape.", "host", 1, "invalid_request"),
-    "contract_invalid_receipt": CodeFacts("The host's final message holds no valid receipt.", "host", 1),
-    "capability_unsupported": CodeFacts(
-        "The order requires what the backend does not have.", "caller", 4, "invalid_request"
-    ),
-    "capability_emulation_failed": CodeFacts("A missing ability could not be supplied.", "control", 1, ours=False),
+    "contract_schema_violation": CodeFacts("A message or value has the wrong shape.", "host"),
+    "contract_invalid_receipt": CodeFacts("The host's final message has no valid receipt.", "host"),
+    "capability_unsupported": CodeFacts("The order requires what the backend does not have.", "caller", 4),
+    "capability_emulation_failed": CodeFacts("A missing ability could not be supplied.", "control", ours=False),
     "policy_denied": CodeFacts("The policy forbids it, or a limit of the order was reached.", "caller", 4),
-    "policy_invalid": CodeFacts(
-        "The policy cannot be read or is too costly to decide, or a name in the order is misspelt.",
-        "caller",
-        4,
-        "invalid_request",
-    ),
-    "workspace_init_failed": CodeFacts("The workspace of the order does not exist or cannot be opened.", "caller", 1),
-    "workspace_staging_failed": CodeFacts("The workspace could not be copied.", "machine", 1),
-    "ir_lowering_failed": CodeFacts(
-        "The neutral conversation could not be written in a dialect.", "control", 1, ours=False
-    ),
-    "ir_invalid": CodeFacts("The neutral conversation is not well formed.", "caller", 1, "invalid_request"),
-    "receipt_hash_mismatch": CodeFacts("The receipt is not what was sealed.", "caller", 1),
-    "receipt_chain_broken": CodeFacts("The store's chain of receipts does not hold together.", "machine", 1),
-    "dialect_unknown": CodeFacts("No dialect of this name.", "caller", 2, "invalid_request"),
-    "dialect_mapping_failed": CodeFacts("A dialect's JSON could not be read.", "caller", 1, "invalid_request"),
-    "config_invalid": CodeFacts("Configuration, usage or an input file is wrong.", "caller", 2, "invalid_request"),
-    "rate_limit_exceeded": CodeFacts("Too many runs are waiting here.", "control", 1, "rate_limited", True),
-    "circuit_breaker_open": CodeFacts(
-        "The backend failed too often and is left alone for a while.", "control", 1, "network_error", True, ours=False
-    ),
-    "stream_closed": CodeFacts("The other end went away.", "host", 1, "network_error", True),
-    "receipt_store_failed": CodeFacts("The receipt could not be written or read.", "machine", 1),
-    "validation_failed": CodeFacts("A result or document does not match its schema.", "host", 1, "invalid_request"),
-    "sidecar_spawn_failed": CodeFacts("The host program could not be started.", "machine", 1),
-    "backend_content_filtered": CodeFacts("The model's service withheld the answer.", "upstream", 1),
-    "backend_context_length": CodeFacts(
-        "The conversation is longer than the model takes.", "caller", 1, "context_length_exceeded"
-    ),
-    "internal": CodeFacts("A fault of this program.", "control", 1),
+    "policy_invalid": CodeFacts("The policy cannot be read or is too costly, or a name is misspelt.", "caller", 4),
+    "workspace_init_failed": CodeFacts("The workspace of the order does not exist or cannot be opened.", "caller"),
+    "workspace_staging_failed": CodeFacts("The workspace could not be copied.", "machine"),
+    "ir_lowering_failed": CodeFacts("The conversation could not be written in a dialect.", "control", ours=False),
+    "ir_invalid": CodeFacts("The neutral conversation is not well formed.", "caller"),
+    "receipt_hash_mismatch": CodeFacts("The receipt is not what was sealed.", "caller"),
+    "receipt_chain_broken": CodeFacts("The store's chain of receipts does not hold together.", "machine"),
+    "dialect_unknown": CodeFacts("No dialect of this name.", "caller", 2),
+    "dialect_mapping_failed": CodeFacts("A dialect's JSON could not be read.", "caller"),
+    "config_invalid": CodeFacts("Configuration, usage or an input file is wrong.", "caller", 2),
+    "rate_limit_exceeded": CodeFacts("Too many runs are waiting here.", "control", retryable=True),
+    "circuit_breaker_open": CodeFacts("The backend is paused after failures.", "control", retryable=True, ours=False),
+    "stream_closed": CodeFacts("The other end went away.", "host", retryable=True),
+    "receipt_store_failed": CodeFacts("The receipt could not be written or read.", "machine"),
+    "validation_failed": CodeFacts("A result or document does not match its schema.", "host"),
+    "sidecar_spawn_failed": CodeFacts("The host program could not be started.", "machine"),
+    "backend_content_filtered": CodeFacts("The model's service withheld the answer.", "upstream"),
+    "backend_context_length": CodeFacts("The conversation is longer than the model takes.", "caller"),
+    "internal": CodeFacts("A fault of this program.", "control"),
 }
 """The contract's 44 error codes: append-only, because peers with a closed set refuse any other code."""
 
@@ -128,10 +85,31 @@ DENIAL: Final = "refused by backplane"
 """First words of a proxy's answer to a request that a rule or a limit forbids; its readers report `policy_denied`."""
 
 OWN_CODES: Final[dict[str, CodeFacts]] = {
-    "usage_invalid": CodeFacts("A command was called with wrong words or options.", "caller", 2, "invalid_request"),
-    "run_cancelled": CodeFacts("The caller ended the run.", "caller", 1),
+    "usage_invalid": CodeFacts("A command was called with wrong words or options.", "caller", 2),
+    "run_cancelled": CodeFacts("The caller ended the run.", "caller"),
 }
 """Error codes that only the command line and the Python API use; no message or receipt has them."""
+
+_PROVIDER_CODES: Final[dict[str, tuple[str, ...]]] = {
+    "rate_limited": ("backend_rate_limited", "rate_limit_exceeded"),
+    "authentication_failed": ("backend_auth_failed",),
+    "model_unavailable": ("backend_model_not_found",),
+    "context_length_exceeded": ("backend_context_length",),
+    "network_error": ("backend_unavailable", "backend_timeout", "circuit_breaker_open", "stream_closed"),
+    "invalid_request": (
+        "mapping_unsupported_capability", "mapping_dialect_mismatch", "mapping_lossy_conversion",
+        "mapping_unmappable_tool", "backend_not_found", "contract_schema_violation", "capability_unsupported",
+        "policy_invalid", "ir_invalid", "dialect_unknown", "dialect_mapping_failed", "config_invalid",
+        "validation_failed", "usage_invalid",
+    ),
+}  # fmt: skip
+"""Code of the provider interface → the error codes that it stands for."""
+
+
+def provider_code(code: str) -> str:
+    """Return the provider interface's code for an error code: one of seven, `unknown` if none is near."""
+    return next((theirs for theirs, codes in _PROVIDER_CODES.items() if code in codes), "unknown")
+
 
 STEPS: Final[dict[str, str]] = {
     "protocol_invalid_envelope": "check the host: backplane conform -- COMMAND",
@@ -190,17 +168,12 @@ IN_PYTHON: Final[dict[str, str]] = {
     "backend_rate_limited": "wait `run.receipt.backplane`'s `retry_after_ms`, or pass another `backend`",
     "backend_auth_failed": "give the key to the backend: BackendSettings(env={'KEY': '$KEY'})",
     "backend_model_not_found": "pass `model=…`, or correct `base_url` in BackendSettings(options=…)",
-    "backend_context_length": "pass a shorter task, or another `model`",
     "backend_crashed": "read `error.evidence`, or iterate over `run.receipt.trace`",
     "execution_tool_failed": "iterate over `run.receipt.trace` for the failed call",
     "execution_workspace_error": "read `run.patch`, or apply it to a fresh copy",
     "capability_unsupported": "pass another `backend='NAME'`, or leave out what it cannot do",
     "policy_denied": "read `run.receipt.findings`; pass another `policy`, or an `on_ask` that allows the call",
-    "policy_invalid": "correct the PolicyProfile that is passed as `policy`",
-    "workspace_init_failed": "pass an existing folder as `root`",
-    "config_invalid": "correct the argument or the Settings that the error names",
     "rate_limit_exceeded": "start fewer runs at once, or raise `runs_max`: Settings(limits=Limits(runs_max=…))",
-    "run_cancelled": "read `run.end` and `run.receipt.trace`",
 }
 """The next step of a Python program for an error code; a traceback shows it below the error."""
 
@@ -309,13 +282,14 @@ def unforeseen(error: BaseException) -> BackplaneError:
     known = known or next(filter(None, map(_of_the_machine, found)), None)
     if known is not None:
         return known
+    from traceback import walk_tb  # Such errors are rare.
+
     fault = found[0]
-    frames, trace = [], fault.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        frames.append(f"{code.co_filename}:{trace.tb_lineno} in {code.co_qualname}")
-        trace = trace.tb_next
-    fact, where = f"{type(fault).__name__}: {fault}", "\n".join(frames[-FRAMES_MAX:])
+    steps = [
+        f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}"
+        for frame, line in walk_tb(fault.__traceback__)
+    ]
+    fact, where = f"{type(fault).__name__}: {fault}", "\n".join(steps[-FRAMES_MAX:])
     return BackplaneError("internal", fact, hint="please report it, with these places", evidence=where)
 
 
@@ -329,19 +303,18 @@ def _of_the_machine(error: BaseException) -> BackplaneError | None:
         number = errno.EAGAIN
     if number not in _HINTS:
         return None
-    words, hint = _HINTS[number]
-    fact = f"this machine has no more to give: {errno.errorcode[number]} ({words})"
-    return BackendError("backend_unavailable", fact, hint=hint)
+    fact = f"this machine has no more to give: {errno.errorcode[number]} ({os.strerror(number)})"
+    return BackendError("backend_unavailable", fact, hint=_HINTS[number])
 
 
 _HINTS: Final = {
-    errno.EMFILE: ("Too many open files", "raise the limit on open files (ulimit -n)"),
-    errno.ENFILE: ("Too many open files in system", "too many files are open on this machine; end something"),
-    errno.ENOMEM: ("Cannot allocate memory", "free some memory, or raise the limit (ulimit -v)"),
-    errno.EAGAIN: ("Resource temporarily unavailable", "too many processes or threads; raise the limit (ulimit -u)"),
-    errno.ENOSPC: ("No space left on device", "free some space"),
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "too many files are open on this machine; end something",
+    errno.ENOMEM: "free some memory, or raise the limit (ulimit -v)",
+    errno.EAGAIN: "too many processes or threads; raise the limit (ulimit -u)",
+    errno.ENOSPC: "free some space",
 }
-"""Error number of the system → its text and the next step."""
+"""Number of an error of the system → the next step."""
 
 
 def leaves(error: BaseException) -> list[BaseException]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, did_you_mean, wrong_words
-from backplane.errors import CODES, OWN_CODES, STEPS
+from backplane.errors import CODES, OWN_CODES, STEPS, provider_code
 
 HELP = "Explain an error code, or list all codes."
 EXAMPLE = "backplane explain backend_crashed"
@@ -30,6 +30,6 @@ def run(args: Args) -> int:
         f"  next: {STEPS[code]}\n"
         f"  fault: {facts.fault}\n"
         f"  a retry may help: {'yes' if facts.retryable else 'no'}\n  exit code: {facts.exit_code}\n"
-        f"  code of the provider interface: {facts.provider_code}\n"
+        f"  code of the provider interface: {provider_code(code)}\n"
     )
     return 0

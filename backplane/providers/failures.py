@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, Literal
 
-from backplane.errors import BackplaneError, CodeFacts
+from backplane.errors import BackplaneError, CodeFacts, provider_code
 
 ErrorType = Literal[
     "rate_limit",
@@ -53,7 +53,7 @@ class ProviderError(BackplaneError):
         super().__init__(cause.code, cause.message, hint=cause.hint, evidence=cause.evidence)
         self.__cause__ = cause
         self.provider, self.cause, self._kind = provider, cause, kind
-        self.code = cause.facts.provider_code
+        self.code = provider_code(cause.code)
         if kind not in KINDS and cause.code in ("backend_rate_limited", "backend_unavailable"):
             kind = next((kind for kind, words in _WORDS if words.search(cause.message)), None)
         self.error_type: ErrorType = KINDS.get(kind or "", TYPES[self.code])

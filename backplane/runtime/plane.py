@@ -106,7 +106,7 @@ class ControlPlane:
         self.environ = os.environ if environ is None else environ
         given = config.checked(settings) if settings is not None else None
         self.settings = given or config.load(None, self.environ, Path.cwd())
-        self.home = Path(home).expanduser().absolute() if home is not None else config.home(self.environ)
+        self.home = Path(os.path.expanduser(home)).absolute() if home is not None else config.home(self.environ)
         self._slots = Places(self.settings.limits.runs_max)
         self.state_folder = StateFolder(self.home, signer_of(self.settings.signing_key))
         self.warm: WarmHosts | None = None

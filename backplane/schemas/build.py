@@ -24,7 +24,7 @@ from backplane.contract.conversation import SessionFile
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import CONTRACT_VERSION, Receipt
 from backplane.contract.work import PolicyProfile, WorkOrder
-from backplane.errors import CODES, OWN_CODES, ConfigError
+from backplane.errors import CODES, OWN_CODES, ConfigError, provider_code
 from backplane.policy.rules import PROFILES
 from backplane.sandbox.credentials import STORES
 from backplane.schemas import options
@@ -209,7 +209,7 @@ def error_table() -> str:
     """Return the text of `contracts/errors.md`."""
     rows = [
         f"| `{code}` | {facts.meaning}{'' if facts.ours else ' †'} | {facts.fault} "
-        f"| {'yes' if facts.retryable else 'no'} | {facts.exit_code} | `{facts.provider_code}` |"
+        f"| {'yes' if facts.retryable else 'no'} | {facts.exit_code} | `{provider_code(code)}` |"
         for code, facts in CODES.items()
     ]
     own = [f"- `{code}` (exit {facts.exit_code}): {facts.meaning}" for code, facts in OWN_CODES.items()]

@@ -1,7 +1,7 @@
 """Failures of services and of vendors' agents: status, labels and words → one of our codes. Pure.
 
 A denial by our own proxies counts first, then a label, a status and the words. Numbers among words do not count.
-The seven codes of the provider interface are a column of the table of codes (`errors.CODES`).
+The seven codes of the provider interface are a table beside that of the error codes (`errors.provider_code`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.dialects.framing import UNREADABLE
-from backplane.errors import CODES, DENIAL, BackendError
+from backplane.errors import CODES, DENIAL, BackendError, provider_code
 from backplane.upstream.endpoint import cut_urls
 
 INVALID: Final = "mapping_unsupported_capability"
@@ -56,7 +56,7 @@ class UpstreamFailure(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def provider_code(self) -> str:
         """The nearest of the seven codes of the provider interface."""
-        return CODES[self.code].provider_code
+        return provider_code(self.code)
 
 
 class UpstreamError(BackendError):

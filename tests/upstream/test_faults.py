@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backplane.errors import CODES
+from backplane import errors
 from backplane.testing import Call, Failure, Fault, ScriptUsage, Turn
 from tests.scripted import Rework, one_document, reworked, same, twice, with_garbage
 from tests.upstream.talk import PROTOCOLS, talk
@@ -250,7 +250,7 @@ def test_a_status_is_a_typed_error_and_is_repeated_only_where_it_may_pass(protoc
         provider_code,
         status,
     )
-    assert CODES[done.failed.code].provider_code == provider_code
+    assert errors.provider_code(done.failed.code) == provider_code
     repeats = [retry for retry in done.carried("retry") if retry["step"] is None]
     assert len(repeats) == (1 if may_pass else 0)
     assert "it will not" in done.failed.message

@@ -23,7 +23,7 @@ from backplane.contract.approval import Decision
 from backplane.contract.conversation import StopReason, TokenUsage, usage_together
 from backplane.contract.events import Approval, AssistantDelta, AssistantMessage, CommandExecuted
 from backplane.contract.work import Mode, PolicyProfile
-from backplane.errors import CODES, BackendError, BackplaneError, ConfigError, from_code
+from backplane.errors import CODES, BackendError, BackplaneError, ConfigError, from_code, provider_code
 from backplane.providers import (
     AgentMessage,
     ErrorEvent,
@@ -436,7 +436,7 @@ async def test_a_host_that_dies_ends_the_turn_and_not_the_session(ground: Ground
 def test_every_code_has_one_of_the_seven_and_a_type() -> None:
     for code, facts in CODES.items():
         error = ProviderError("p", from_code(code, "x"))
-        assert error.code == facts.provider_code
+        assert error.code == provider_code(code)
         assert isinstance(error.cause, BackplaneError)
         assert error.recoverable == facts.retryable
     told = ProviderError("p", from_code("backend_rate_limited", "x", hint="wait"), "quota")
