@@ -8,11 +8,9 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import signal
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import anyio
@@ -134,11 +132,14 @@ def run(order: WorkOrder | str, *, on_event: OnEvent | None = None, **given: Any
     Raises:
         ConfigError, PolicyError, BackendError, CapabilityError: like `start`; the run's own error is `run.error`.
     """
-    require_type(on_event, Callable | None, "`on_event`", "a function from an event")
-    whole = functools.partial(_run, order, on_event, given)
+
+    async def whole() -> Run[Any]:
+        async with attempting(order, **given) as attempts:
+            return await attempts.last(on_event)
+
     if not _inside_a_loop():
         return anyio.run(whole)
-    with _interruptible(), anyio.from_thread.start_blocking_portal() as portal:
+    with anyio.from_thread.start_blocking_portal() as portal:
         ended: Future[Run[Any]] = portal.start_task_soon(whole)
         try:
             return ended.result()
@@ -147,36 +148,12 @@ def run(order: WorkOrder | str, *, on_event: OnEvent | None = None, **given: Any
             raise
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Have Ctrl-C raise KeyboardInterrupt in the main thread while it waits inside asyncio's loop.
-
-    A handler of asyncio only notifies the loop, which cannot continue before this thread does. Any other handler of
-    the program is left in place.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    module = getattr(getattr(before, "func", before), "__module__", None) or ""
-    if threading.current_thread() is not threading.main_thread() or module.partition(".")[0] != "asyncio":
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _inside_a_loop() -> bool:
     try:
         anyio.get_current_task()
     except RuntimeError:
         return False
     return True
-
-
-async def _run(order: WorkOrder | str, on_event: OnEvent | None, given: dict[str, Any]) -> Run:
-    async with attempting(order, **given) as attempts:
-        return await attempts.last(on_event)
 
 
 class Attempting:
@@ -189,16 +166,16 @@ class Attempting:
 
     def begin(self) -> AbstractAsyncContextManager[Run]:
         """Start the next run."""
-        if self._attempts is None:
-            return self._begun()
-        return self._begun(self._attempts.order, self._attempts.backend, route=self._attempts.route)
+        chosen = self._attempts
+        return self._begun(chosen.order, chosen.backend, route=chosen.route) if chosen else self._begun()
 
     async def goes_on(self, run: Run) -> bool:
         """Return True if another run follows one that has ended."""
         return self._attempts is not None and await self._attempts.after(self._plane, run)
 
     async def last(self, on_event: OnEvent | None) -> Run:
-        """Make all attempts and return the run of the last one."""
+        """Make all attempts and return the run of the last one. Raises ConfigError: `on_event` is no function."""
+        require_type(on_event, Callable | None, "`on_event`", "a function from an event")
         while True:
             async with self.begin() as run:
                 async for event in run:
@@ -290,10 +267,8 @@ class TaskRouter:
             CapabilityError, ConfigError, StoreError: as `start`, before anything is started.
         """
         check_names(given, "on_event")
-        on_event = given.get("on_event")
-        require_type(on_event, Callable | None, "`on_event`", "a function from an event")
         async with _attempting_on(self._plane, order, given, self) as attempts:
-            return await attempts.last(on_event)
+            return await attempts.last(given.get("on_event"))
 
     async def create_session_for_task(
         self, task: TaskDescriptor, config: SessionConfig | None = None

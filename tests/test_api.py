@@ -453,7 +453,7 @@ async def main():
     def tell(event):
         print(type(event).__name__, flush=True)
     backplane.run("echo begun; sleep 600", backend="shell", root=".", on_event=tell)
-asyncio.run(main())
+asyncio.new_event_loop().run_until_complete(main())  # As a notebook does: `asyncio.run` would catch the first Ctrl-C.
 """
 
 

@@ -45,9 +45,9 @@ from backplane.providers.orders import INPUT, INTERRUPT, KEPT, SessionConfig, Wa
 from backplane.providers.tools import Tool, Toolset
 from backplane.runtime.functions import served
 from backplane.runtime.options import (
-    AllOptions,
     OnEvent,
     RunOptions,
+    WaitOptions,
     check_callbacks,
     check_names,
     hand_event,
@@ -103,7 +103,7 @@ class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
 
-class TurnOptions(AllOptions, total=False):
+class TurnOptions(RunOptions, WaitOptions, total=False):
     """Options of one turn, as arguments of `Session.send_message` and `run`: those of `backplane.run`.
 
     A `model` also holds for later turns. A `policy` only tightens the session's. `tools` and `hooks` come beside the

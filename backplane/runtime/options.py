@@ -83,12 +83,6 @@ class WaitOptions(OrderOptions, total=False):
     """Plain or `async` function that is called with each event, in the loop of the run."""
 
 
-class AllOptions(WaitOptions, total=False):
-    """Keyword arguments of calls that read a run to its end."""
-
-    output: Any
-
-
 WISHES: Final = tuple(RouteOptions.__annotations__)
 OPTIONS: Final = frozenset(RunOptions.__annotations__)
 OF_ORDER: Final = ("root", "model", "policy", "lane", "max_turns", "max_budget_usd", "output")
