@@ -7,7 +7,6 @@ codes of the provider interface.
 from __future__ import annotations
 
 import errno
-import os
 from typing import Any, Final, Literal
 
 import msgspec
@@ -303,7 +302,7 @@ def _of_the_machine(error: BaseException) -> BackplaneError | None:
         number = errno.EAGAIN
     if number not in _HINTS:
         return None
-    fact = f"this machine has no more to give: {errno.errorcode[number]} ({os.strerror(number)})"
+    fact = f"this machine has no more to give: {errno.errorcode[number]}"
     return BackendError("backend_unavailable", fact, hint=_HINTS[number])
 
 

@@ -211,6 +211,7 @@ NAMES_VENDORS = {
 
 LATE = {
     "api.create_session_for_task": "sessions, for programs that hold conversations",
+    "errors.unforeseen": "traceback, for a fault of ours",
     "agents.options.rows_of": "tomllib: a control plane sends a host the whole row",
     "agents.spec.shape_of": "jsonschema, for orders with a shape",
     "host.speak": "the event loop, behind the hello",
