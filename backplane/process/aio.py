@@ -222,17 +222,6 @@ async def alone(work: Callable[[], Coroutine[Any, Any, object]], end_s: float) -
             await ended.wait()
 
 
-VISITORS_WAITING_MAX: Final = 64
-"""Limit of connections that wait to be accepted."""
-
-
-def listening(host: str) -> socket.socket:
-    """Return a listening socket for `visited`, on a free port of address `host`. Raises OSError."""
-    listener = socket.create_server((host, 0), backlog=VISITORS_WAITING_MAX)
-    listener.setblocking(False)
-    return listener
-
-
 async def visited(listener: socket.socket, visit: Callable[[socket.socket], Awaitable[object]], most: int) -> None:
     """Accept connections until cancelled, and call `visit` for each in a task of its own.
 

@@ -10,10 +10,10 @@ import functools
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
-from urllib.parse import quote, unquote_to_bytes, urlsplit
+from urllib.parse import quote, unquote_to_bytes
 
 import anyio
 import h11
@@ -23,8 +23,8 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Usage
 from backplane.errors import DENIAL, BackendError
-from backplane.process.aio import beside, listening, receive, send, visited
-from backplane.sandbox.proxy import CHUNK_BYTES, CONNECT_S_MAX, DROPPED_HEADERS, HEAD_BYTES_MAX, IDLE_S_MAX
+from backplane.process.aio import beside, visited
+from backplane.sandbox.http import CONNECT_S_MAX, CONNECTIONS_MAX, IDLE_S_MAX, HttpClient, forwarded, listening
 from backplane.upstream.clients import making_client
 from backplane.upstream.cost import read_price
 from backplane.upstream.meter import NAME_CHARS_MAX, AnswerMeter, ServiceMeter, tally
@@ -32,8 +32,7 @@ from backplane.upstream.meter import NAME_CHARS_MAX, AnswerMeter, ServiceMeter, 
 HOST: Final = "127.0.0.2"
 """A loopback address other than 127.0.0.1, for which some programs bypass the network's proxy: in a limited network,
 they could not reach this proxy."""
-CONNECTIONS_MAX: Final = 64
-"""Limit of open connections; further ones wait. An agent with helpers of its own opens about five."""
+
 PATHS_MAX: Final = 32
 """Number of paths that the receipt names; requests for others count as `other`."""
 
@@ -43,17 +42,11 @@ FAILURE_CHARS_MAX: Final = 400
 DECODED_MAX: Final = 8
 """Number of times to percent-decode a path; a path that is encoded more often is refused."""
 
-_OF_ONE_CONNECTION: Final = frozenset({*DROPPED_HEADERS, b"trailer", b"transfer-encoding", b"host"})
-"""Headers that are not forwarded, because each connection has its own."""
-
 _KEY_HEADERS: Final = re.compile(rb"(?:authorization|api-?key|auth-token|subscription-key)$", re.IGNORECASE)
 """Names of headers that may carry a key. From others, such as `Origin`, a service may repeat the key in its answer."""
 
 _SCHEMES: Final = frozenset({b"", b"bearer", b"token", b"key"})
 """Words that may precede a key in its header."""
-
-_LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
-"""Headers of which a request with a body has at least one."""
 
 _LOOKS: Final = re.compile(r"sk-ant-(?:[a-z]+\d+-)?|sk-proj-|sk-|AIza|xai-|gsk_")
 """Prefixes of known services' keys; some programs check them."""
@@ -136,42 +129,169 @@ def placeholder_for(key: str) -> str:
     return f"{looks[0] if looks else ''}{secrets.token_hex(24)}"
 
 
-class KeyProxy(msgspec.Struct, frozen=True, kw_only=True):
-    """The proxy between one run and one service."""
+class KeyProxy:
+    """The proxy between one run and one service.
 
-    base_url: str
-    key: str
-    key_in_query: bool
-    placeholder: str
-    use: KeyUse
-    door: socket.socket
-    """The listening socket."""
+    Attributes:
+        placeholder: stands for the key in the agent's environment and requests.
+        port: the port of `HOST` on which the proxy listens.
 
-    @property
-    def host(self) -> str:
-        return HOST
+    Args:
+        base_url: the service's address; only URLs below it are requested.
+        use: counts the requests.
+        key_in_query: replace the placeholder in the query's `key`, too.
+        service: sends the requests.
+    """
 
-    @property
-    def port(self) -> int:
-        port: int = self.door.getsockname()[1]
-        return port
+    def __init__(
+        self, base_url: str, key: str, use: KeyUse, port: int, service: httpx.AsyncClient, *, key_in_query: bool
+    ) -> None:
+        self.placeholder = placeholder_for(key)
+        self.host, self.port = HOST, port
+        self.address = f"http://{HOST}:{port}"
+        self._base, self._key, self._use, self._service = httpx.URL(base_url), key, use, service
+        self._key_in_query = key_in_query
 
-    @property
-    def address(self) -> str:
-        return f"http://{self.host}:{self.port}"
+    async def attend(self, end: socket.socket) -> None:
+        """Serve one connection, request by request."""
+        # An incomplete answer can only end by closing the connection. All errors end here, so that an error of one
+        # connection ends neither the others nor the run.
+        client = HttpClient(end)
+        try:
+            while await self._serve_one(client):
+                client.http.start_next_cycle()
+        except (OSError, h11.ProtocolError, httpx.HTTPError):
+            return
+        except Exception as error:
+            self._use.note_failure(error, self._key)
+
+    async def _serve_one(self, client: HttpClient) -> bool:
+        """Serve one request; return True if another may follow."""
+        request = None
+        with anyio.move_on_after(IDLE_S_MAX):
+            request = await client.request()
+        if request is None:
+            return False
+
+        async def end_with_client() -> None:
+            await client.wait_closed()
+            scope.cancel()  # Otherwise the model would go on.
+
+        with anyio.CancelScope() as scope:
+            async with beside(end_with_client):
+                await self._pass_on(client, request)
+        return client.http.our_state is client.http.their_state is h11.DONE
+
+    async def _pass_on(self, client: HttpClient, request: h11.Request) -> None:
+        if not request.target.startswith(b"/"):
+            await _refuse(client, 400, "this is a proxy for one service: ask for a path of it")
+            return
+        if request.method.upper() == b"TRACE":
+            await _deny(client, 405, "the answer would be the request, with its key")
+            return
+        try:
+            asked, has_key = self._with_key(client, request)
+        except httpx.InvalidURL:
+            await _refuse(client, 400, "the path has a #, or is over 65,536 bytes")
+            return
+        if not self._is_below_base(asked.url):
+            await _deny(client, 403, "this is a proxy for one service: ask below the path of its address")
+            return
+        use = self._use
+        use.note(request, has_key)
+        if not has_key:  # With another key, a command could send data to another person's account.
+            await _deny(client, 401, "the key that stands in the environment has to come in a header that is for one")
+            return
+        if use.over is not None:
+            await _deny(client, 403, use.over)
+            return
+        try:
+            answer = await self._service.send(asked, stream=True)
+        except httpx.HTTPError as error:
+            use.unanswered += 1
+            host = self._base.netloc.decode("ascii")
+            why = str(error).replace(self._key, self.placeholder) or type(error).__name__
+            await _refuse(client, 502, f"the service at {host} does not answer: {why}")
+            return
+        try:
+            await self._answer(client, answer, use.meter.begin(path_of(request)) if answer.is_success else None)
+        except httpx.HTTPError:
+            use.unanswered += 1
+            raise
+        finally:
+            with anyio.CancelScope(shield=True):
+                await answer.aclose()
+
+    def _with_key(self, client: HttpClient, request: h11.Request) -> tuple[httpx.Request, bool]:
+        """Return the request for the service, and True if it contains the key. Raises httpx.InvalidURL."""
+        given, key = self.placeholder.encode(), self._key.encode()
+        path, mark, query = request.target.partition(b"?")
+        fields = query.split(b"&")
+        has_key = False
+        if self._key_in_query and b"key=" + given in fields:
+            has_key = True
+            query = b"&".join(b"key=" + quote(key).encode() if field == b"key=" + given else field for field in fields)
+        # A compressed answer would be delayed by its compression, and we could not count tokens in it.
+        headers = [(b"accept-encoding", b"identity")]
+        for name, value in forwarded(request.headers):
+            if name == b"accept-encoding":
+                continue
+            if _KEY_HEADERS.search(name):
+                # Only alone or after its scheme: a service may repeat any other value, key included, in its error.
+                scheme, _, word = value.rpartition(b" ")
+                if word != given or scheme.lower() not in _SCHEMES:
+                    continue
+                has_key, value = True, value[: -len(word)] + key
+            headers.append((name, value))
+        url = self._base.copy_with(raw_path=path + mark + query)
+        body = client.body() if client.has_body else None
+        return httpx.Request(request.method.decode("ascii"), url, headers=headers, content=body), has_key
+
+    def _is_below_base(self, url: httpx.URL) -> bool:
+        """Return True if a URL is below the base URL: a gateway has other services, and paths that make new keys."""
+        base = self._base.path.rstrip("/")
+        return f"{url.path}/".startswith(f"{base}/") and not leads_up(url.raw_path.partition(b"?")[0])
+
+    async def _answer(self, client: HttpClient, answer: httpx.Response, meter: AnswerMeter | None) -> None:
+        given, key = self.placeholder.encode(), self._key
+        headers = [
+            # The location of a redirect, for example, repeats the query.
+            (name, value.replace(key.encode(), given).replace(quote(key).encode(), given))
+            for name, value in forwarded(answer.headers.raw)
+        ]
+        if answer.headers.get("connection", "").lower() == "close":
+            # So that Node sees the end of a connection that breaks off, as it would without this proxy, and retries.
+            headers.append((b"connection", b"close"))
+        reason = answer.extensions.get("reason_phrase", b"")
+        await client.send(h11.Response(status_code=answer.status_code, headers=headers, reason=reason))
+        is_whole = False
+        try:
+            async for data in answer.aiter_raw():
+                if meter is not None:
+                    meter.feed(data)
+                await client.send(h11.Data(data=data))
+            is_whole = True
+        finally:
+            if meter is not None:
+                self._use.answered(meter, is_whole=is_whole)
+        await client.send(h11.EndOfMessage())
+
+
+async def _deny(client: HttpClient, status: int, rule: str) -> None:
+    """Refuse a forbidden request, in words that differ from a refusal by the service."""
+    await _refuse(client, status, f"{DENIAL}: {rule}")
+
+
+async def _refuse(client: HttpClient, status: int, fact: str) -> None:
+    body = msgspec.json.encode({"error": {"type": "key_proxy", "message": fact}})
+    await client.answer(status, "application/json", body)
 
 
 @asynccontextmanager
 async def open_key_proxy(
     base_url: str, key: str, use: KeyUse, *, key_in_query: bool = False
 ) -> AsyncIterator[KeyProxy]:
-    """Open a key proxy, which serves requests until the block ends.
-
-    Args:
-        base_url: the service's address; only URLs below it are requested.
-        key: replaces the placeholder in headers that may carry a key.
-        use: counts the requests.
-        key_in_query: replace the placeholder in the query's `key`, too.
+    """Open a key proxy, which serves requests until the block ends. The arguments are those of `KeyProxy`.
 
     Raises:
         BackendError: `backend_unavailable`, the proxy cannot listen on `HOST`.
@@ -183,202 +303,10 @@ async def open_key_proxy(
         except OSError as error:
             fact = f"the key proxy cannot listen on {HOST}: {error.strerror}"
             raise BackendError("backend_unavailable", fact, hint="leave key_proxy out") from error
-        placeholder = placeholder_for(key)
-        proxy = KeyProxy(
-            base_url=base_url, key=key, key_in_query=key_in_query, placeholder=placeholder, use=use, door=door
-        )
-
         times = httpx.Timeout(IDLE_S_MAX, connect=CONNECT_S_MAX, pool=None)
         with making_client():
-            client = httpx.AsyncClient(timeout=times, limits=httpx.Limits(max_connections=None))
-        await opened.enter_async_context(client)
-
-        async def attend(visitor: socket.socket) -> None:
-            await _Visit(proxy, client, visitor).attend()
-
-        await opened.enter_async_context(beside(functools.partial(visited, door, attend, CONNECTIONS_MAX)))
+            service = httpx.AsyncClient(timeout=times, limits=httpx.Limits(max_connections=None))
+        await opened.enter_async_context(service)
+        proxy = KeyProxy(base_url, key, use, door.getsockname()[1], service, key_in_query=key_in_query)
+        await opened.enter_async_context(beside(functools.partial(visited, door, proxy.attend, CONNECTIONS_MAX)))
         yield proxy
-
-
-class _Visit:
-    """Serves one connection, request by request."""
-
-    def __init__(self, proxy: KeyProxy, client: httpx.AsyncClient, visitor: socket.socket) -> None:
-        self._proxy = proxy
-        self._client = client
-        self._visitor = visitor
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
-        self._heard = anyio.Event()
-        """Set once the whole request has been read."""
-
-    async def attend(self) -> None:
-        # An incomplete answer can only end by closing the connection. All errors end here, so that an error of one
-        # connection ends neither the others nor the run.
-        try:
-            while await self._one_request():
-                self._http.start_next_cycle()
-        except (OSError, h11.ProtocolError, httpx.HTTPError):
-            return
-        except Exception as error:
-            self._proxy.use.note_failure(error, self._proxy.key)
-
-    async def _one_request(self) -> bool:
-        """Serve one request; return True if another may follow."""
-        request = None
-        with anyio.move_on_after(IDLE_S_MAX):
-            request = await self._next_event()
-        if not isinstance(request, h11.Request):
-            return False
-        self._heard = anyio.Event()
-        with anyio.CancelScope() as scope:
-            async with beside(functools.partial(self._watch, scope)):
-                await self._pass_on(request)
-        return self._http.our_state is self._http.their_state is h11.DONE
-
-    async def _pass_on(self, request: h11.Request) -> None:
-        if not request.target.startswith(b"/"):
-            await self._refuse(400, "this is a proxy for one service: ask for a path of it")
-            return
-        if not _LENGTHS & {name for name, _ in request.headers}:
-            await self._next_event()
-            self._heard.set()
-        if request.method.upper() == b"TRACE":
-            await self._deny(405, "the answer would be the request, with its key")
-            return
-        use = self._proxy.use
-        try:
-            asked, has_key = self._with_key(request)
-        except httpx.InvalidURL:
-            await self._refuse(400, "the path has a #, or is over 65,536 bytes")
-            return
-        if not self._is_below_base(asked.url):
-            await self._deny(403, "this is a proxy for one service: ask below the path of its address")
-            return
-        use.note(request, has_key)
-        if not has_key:  # With another key, a command could send data to another person's account.
-            await self._deny(401, "the key that stands in the environment has to come in a header that is for one")
-            return
-        if use.over is not None:
-            await self._deny(403, use.over)
-            return
-        try:
-            answer = await self._client.send(asked, stream=True)
-        except httpx.HTTPError as error:
-            use.unanswered += 1
-            host = urlsplit(self._proxy.base_url).netloc.rpartition("@")[2]
-            why = str(error).replace(self._proxy.key, self._proxy.placeholder) or type(error).__name__
-            await self._refuse(502, f"the service at {host} does not answer: {why}")
-            return
-        try:
-            meter = use.meter.begin(path_of(request)) if answer.is_success else None
-            await self._answer(answer, meter)
-        except httpx.HTTPError:
-            use.unanswered += 1
-            raise
-        finally:
-            with anyio.CancelScope(shield=True):
-                await answer.aclose()
-
-    def _with_key(self, request: h11.Request) -> tuple[httpx.Request, bool]:
-        """Return the request for the service, and True if it contains the key. Raises httpx.InvalidURL."""
-        given, key = self._proxy.placeholder.encode(), self._proxy.key.encode()
-        path, mark, query = request.target.partition(b"?")
-        fields = query.split(b"&")
-        has_key = False
-        if self._proxy.key_in_query and b"key=" + given in fields:
-            has_key = True
-            query = b"&".join(b"key=" + quote(key).encode() if field == b"key=" + given else field for field in fields)
-        headers: list[tuple[bytes, bytes]] = []
-        for name, value in _passed_on(request.headers):
-            if name == b"accept-encoding":
-                continue
-            if _KEY_HEADERS.search(name):
-                # Only alone or after its scheme: a service may repeat any other value, key included, in its error.
-                scheme, _, word = value.rpartition(b" ")
-                if word != given or scheme.lower() not in _SCHEMES:
-                    continue
-                has_key, value = True, value[: -len(word)] + key
-            headers.append((name, value))
-        # A compressed answer would be delayed by its compression, and we could not count tokens in it.
-        headers.append((b"accept-encoding", b"identity"))
-        url = httpx.URL(self._proxy.base_url).copy_with(raw_path=path + mark + query)
-        body = None if self._heard.is_set() else self._body()
-        return httpx.Request(request.method.decode("ascii"), url, headers=headers, content=body), has_key
-
-    def _is_below_base(self, url: httpx.URL) -> bool:
-        """Return True if a URL is below the base URL: a gateway has other services, and paths that make new keys."""
-        base = httpx.URL(self._proxy.base_url).path.rstrip("/")
-        return f"{url.path}/".startswith(f"{base}/") and not leads_up(url.raw_path.partition(b"?")[0])
-
-    def _without_key(self, value: bytes) -> bytes:
-        given, key = self._proxy.placeholder.encode(), self._proxy.key
-        return value.replace(key.encode(), given).replace(quote(key).encode(), given)
-
-    async def _answer(self, answer: httpx.Response, meter: AnswerMeter | None) -> None:
-        reason = answer.extensions.get("reason_phrase", b"")
-        # The location of a redirect, for example, repeats the query.
-        headers = [(name, self._without_key(value)) for name, value in _passed_on(answer.headers.raw)]
-        if answer.headers.get("connection", "").lower() == "close":
-            # So that Node sees the end of a connection that breaks off, as it would without this proxy, and retries.
-            headers.append((b"connection", b"close"))
-        await self._say(h11.Response(status_code=answer.status_code, headers=headers, reason=reason))
-        is_whole = False
-        try:
-            async for data in answer.aiter_raw():
-                if meter is not None:
-                    meter.feed(data)
-                await self._say(h11.Data(data=data))
-            is_whole = True
-        finally:
-            if meter is not None:
-                self._proxy.use.answered(meter, is_whole=is_whole)
-        await self._say(h11.EndOfMessage())
-
-    async def _deny(self, status: int, rule: str) -> None:
-        """Refuse a forbidden request, in words that differ from a refusal by the service."""
-        await self._refuse(status, f"{DENIAL}: {rule}")
-
-    async def _refuse(self, status: int, fact: str) -> None:
-        async for _ in self._body():  # A client that is cut off while it sends does not read the answer.
-            pass
-        body = msgspec.json.encode({"error": {"type": "key_proxy", "message": fact}})
-        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
-        await self._say(h11.Response(status_code=status, headers=headers))
-        await self._say(h11.Data(data=body))
-        await self._say(h11.EndOfMessage())
-
-    async def _body(self) -> AsyncIterator[bytes]:
-        while not self._heard.is_set():
-            event = await self._next_event()
-            if isinstance(event, h11.Data):
-                yield bytes(event.data)
-            else:
-                self._heard.set()
-
-    async def _watch(self, request: anyio.CancelScope) -> None:
-        """Cancel a request whose client has gone, so that the model does not go on."""
-        await self._heard.wait()
-        with suppress(OSError):
-            while len(self._http.trailing_data[0]) < HEAD_BYTES_MAX:
-                data = await receive(self._visitor, CHUNK_BYTES)
-                if not data:
-                    break
-                self._http.receive_data(data)  # Data of the next requests, which the loop limits.
-            else:
-                return
-        request.cancel()
-
-    async def _next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        while (event := self._http.next_event()) is h11.NEED_DATA:
-            if self._http.they_are_waiting_for_100_continue:
-                await self._say(h11.InformationalResponse(status_code=100, headers=[]))
-            self._http.receive_data(await receive(self._visitor, CHUNK_BYTES))
-        return event
-
-    async def _say(self, event: h11.Event) -> None:
-        if data := self._http.send(event):
-            await send(self._visitor, data)
-
-
-def _passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    return ((name, value) for name, value in headers if name.lower() not in _OF_ONE_CONNECTION)

@@ -16,10 +16,11 @@ import anyio
 import msgspec
 
 from backplane.errors import BackendError
-from backplane.process.aio import beside, listening
+from backplane.process.aio import beside
 from backplane.process.child import Child, Ready, open_child
 from backplane.process.launch import StartCommand
 from backplane.sandbox import landlock
+from backplane.sandbox.http import listening
 from backplane.sandbox.plan import Contained
 from backplane.sandbox.proxy import ConnectionRules, Connections, serve
 

@@ -6,42 +6,36 @@ bytes. It decrypts nothing, and records only the hosts that were reached and the
 
 from __future__ import annotations
 
-import errno
 import functools
 import ipaddress
 import os
 import re
 import socket
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
 
 import anyio
-import msgspec
+import h11
 
 from backplane.contract.canonical import Json
 from backplane.errors import DENIAL
 from backplane.policy.rules import Policy, Rule
 from backplane.policy.urls import NetworkRule, Target, network_rule, network_rules, read_target
-from backplane.process.aio import in_daemon, receive, send, visited
-
-CONNECTIONS_MAX: Final = 128
-"""Limit of open connections; further ones wait. A package manager opens about 50."""
-
-HEAD_BYTES_MAX: Final = 64 * 1024
-"""Size limit of a request's head in bytes; servers accept 8 to 64 KiB."""
+from backplane.process.aio import beside, in_daemon, receive, send, visited
+from backplane.sandbox.http import (
+    CHUNK_BYTES,
+    CONNECT_S_MAX,
+    CONNECTIONS_MAX,
+    HEAD_BYTES_MAX,
+    IDLE_S_MAX,
+    HttpClient,
+    forwarded,
+)
 
 HEAD_S_MAX: Final = 15.0
 """Seconds for a request's head to arrive."""
-
-CONNECT_S_MAX: Final = 20.0
-"""Seconds to look up a name and to connect, together."""
-
-IDLE_S_MAX: Final = 600.0
-"""Seconds without data after which a connection ends; a model may need minutes for its first word."""
-
-CHUNK_BYTES: Final = 64 * 1024
-"""Maximum number of bytes copied at once, in each direction."""
 
 LOOKUPS_MAX: Final = 8
 """Limit of simultaneous name lookups of one run; further ones wait. A resolver may take 30 s, and cannot be stopped."""
@@ -55,7 +49,7 @@ Address = tuple[int, tuple[str | int, ...]]
 ADDRESSES_MAX: Final = 16
 """Number of addresses of one name that are tried."""
 
-FORBIDDEN: Final = "403 Forbidden"
+FORBIDDEN: Final = 403
 """Status of a connection that a rule forbids; the client gets the rule instead of "Forbidden"."""
 
 PHRASE_CHARS_MAX: Final = 1_000
@@ -65,10 +59,6 @@ _HTTPS_PORT: Final = 443
 
 _NOT_LISTED: Final = Rule("allow_network")
 """The rule that decides about a host which `allow_network` does not list."""
-
-DROPPED_HEADERS: Final = (b"proxy-connection", b"proxy-authorization", b"connection", b"keep-alive", b"te", b"upgrade")
-"""Headers that are not forwarded, because they apply to one connection only (RFC 9110, 7.6.1)."""
-
 
 NOTES_MAX: Final = 100
 """Number of refusals, and of hosts, that the receipt names; it counts all."""
@@ -105,7 +95,7 @@ class Connections:
 class ConnectionRefused(Exception):
     """A refused connection: the status and the reason for the client."""
 
-    def __init__(self, status: str, reason: str) -> None:
+    def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
         self.status = status
 
@@ -129,7 +119,7 @@ class ConnectionRules:
         """
         place = read_target(target)
         if place is None:
-            raise ConnectionRefused("400 Bad Request", "the target does not say clearly where it leads")
+            raise ConnectionRefused(400, "the target does not say clearly where it leads")
         if self._is_endpoint(place):
             return True
         decision = self._policy.decide_connection(target)
@@ -171,142 +161,131 @@ class ConnectionRules:
         return any(rule.matches(target, unsaid=True) for rule in self._endpoints)
 
 
-class _Request(msgspec.Struct, frozen=True):
-    """A client's request, read from its head."""
-
-    target: str
-    host: str
-    port: int
-    tunnel: bool
-    head: bytes = b""
-    """The head to send to the server; empty for a tunnel."""
-    body_bytes: int = 0
-    rest: bytes = b""
-    """Further bytes that arrived with the head."""
-
-
 async def serve(door: socket.socket, judge: ConnectionRules, connections: Connections) -> None:
     """Accept connections, check them and copy their data until cancelled."""
     names = anyio.CapacityLimiter(LOOKUPS_MAX)
-    attend = functools.partial(_attend, judge=judge, connections=connections, names=names)
+
+    async def attend(end: socket.socket) -> None:
+        client = HttpClient(end)
+        try:
+            await _carry_one(client, judge, connections, names)
+        except OSError:  # Either end has closed.
+            return
+        except Exception as error:  # All errors end here: an error of one connection ends neither others nor the run.
+            await _refuse(client, _refusal_for(error), connections)
+
     await visited(door, attend, CONNECTIONS_MAX)
 
 
-_LENGTH_DIGITS_MAX: Final = 18
-"""Maximum number of digits in a body's length; Python refuses to read thousands of digits."""
+def _refusal_for(error: Exception) -> ConnectionRefused:
+    if isinstance(error, ConnectionRefused):
+        return error
+    if not isinstance(error, h11.RemoteProtocolError):
+        return ConnectionRefused(500, f"the proxy failed: {type(error).__name__}")
+    if error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+        return ConnectionRefused(error.error_status_hint, f"the head is over {HEAD_BYTES_MAX} bytes")
+    return ConnectionRefused(error.error_status_hint, "not a request of HTTP/1")
 
 
-async def _attend(client: socket.socket, judge: ConnectionRules, connections: Connections, names: Names) -> None:
-    try:
-        await _carry_one(client, judge, connections, names)
-    except ConnectionRefused as refusal:
-        connections.deny(str(refusal))
-        await _refuse(client, refusal)
-    except OSError:  # Either end has closed.
-        return
-    except Exception as error:  # All errors end here: an error of one connection ends neither others nor the run.
-        connections.deny(f"the proxy failed: {type(error).__name__}")
-        await _refuse(client, ConnectionRefused("500 Internal Server Error", "the proxy failed"))
-    finally:
-        _forget(client)
-
-
-async def _carry_one(client: socket.socket, judge: ConnectionRules, connections: Connections, names: Names) -> None:
-    with anyio.move_on_after(HEAD_S_MAX) as reading:
-        head, rest = await _read_head(client)
-    if reading.cancelled_caught:
-        raise ConnectionRefused("408 Request Timeout", f"no whole request within {HEAD_S_MAX:g} s")
-    request = _read_request(head, rest)
-    server = await _connect(request, judge, judge.check_name(request.target), names)
-    with server:
-        connections.allow(f"{request.host}:{request.port}")
-        try:
-            await _carry(client, server, request)
-        finally:
-            _forget(server)
-
-
-async def _refuse(client: socket.socket, refusal: ConnectionRefused) -> None:
-    status, words = refusal.status, str(refusal)
-    if status == FORBIDDEN:
+async def _refuse(client: HttpClient, refusal: ConnectionRefused, connections: Connections) -> None:
+    words, reason = str(refusal), HTTPStatus(refusal.status).phrase
+    connections.deny(words)
+    if refusal.status == FORBIDDEN:
         words = f"{DENIAL}: {words}"
-        status = f"{status[:3]} {re.sub(r'[^ -~]', '?', words)[:PHRASE_CHARS_MAX]}"  # A phrase is ASCII on one line.
-    body = f"{words}\n".encode()
-    head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\n"
-    head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    with suppress(OSError), anyio.move_on_after(HEAD_S_MAX):
-        await send(client, head.encode() + body)
+        reason = re.sub(r"[^ -~]", "?", words)[:PHRASE_CHARS_MAX]
+    with suppress(OSError, h11.ProtocolError):
+        await client.answer(refusal.status, "text/plain; charset=utf-8", f"{words}\n".encode(), reason.encode())
 
 
-async def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
-    data = b""
-    while (end := data.find(b"\r\n\r\n")) < 0 and len(data) <= HEAD_BYTES_MAX:
-        chunk = await receive(client, CHUNK_BYTES)
-        if not chunk:
-            raise ConnectionResetError
-        data += chunk
-    if not 0 <= end <= HEAD_BYTES_MAX:
-        raise ConnectionRefused("431 Request Header Fields Too Large", f"the head is over {HEAD_BYTES_MAX} bytes")
-    return data[:end], data[end + 4 :]
+async def _carry_one(client: HttpClient, judge: ConnectionRules, connections: Connections, names: Names) -> None:
+    with anyio.move_on_after(HEAD_S_MAX) as reading:
+        request = await client.request()
+    if reading.cancelled_caught:
+        raise ConnectionRefused(408, f"no whole request within {HEAD_S_MAX:g} s")
+    if request is None:
+        return
+    target = request.target.decode("ascii")
+    place, is_tunnel = read_target(target), request.method == b"CONNECT"
+    if is_tunnel and (place is None or place.port is None or place.scheme is not None or place.path is not None):
+        raise ConnectionRefused(400, "CONNECT takes host:port")
+    if place is None or place.port is None or (not is_tunnel and place.scheme != "http"):
+        raise ConnectionRefused(400, "give the whole address of an http:// resource, or CONNECT")
+    host = place.host.strip("[]")
+    with await _connect(host, place.port, judge, judge.check_name(target), names) as server:
+        connections.allow(f"{host}:{place.port}")
+        with anyio.CancelScope(deadline=anyio.current_time() + IDLE_S_MAX) as idle:
+            if is_tunnel:
+                await _carry_tunnel(client, server, idle)
+            else:
+                await _carry_request(client, server, request, idle)
 
 
-def _read_request(head: bytes, rest: bytes) -> _Request:
-    try:
-        first, *lines = head.split(b"\r\n")
-        method, target, version = first.decode("ascii").split(" ")
-        if version not in ("HTTP/1.1", "HTTP/1.0"):
-            raise ValueError
-    except ValueError:
-        raise ConnectionRefused("400 Bad Request", "not a request of HTTP/1") from None
-    if method != "CONNECT":
-        return _whole_request(method, target, lines, rest)
-    place = read_target(target)
-    if place is None or place.port is None or place.scheme is not None or place.path is not None:
-        raise ConnectionRefused("400 Bad Request", "CONNECT takes host:port")
-    return _Request(target, place.host.strip("[]"), place.port, True, rest=rest)
+async def _carry_tunnel(client: HttpClient, server: socket.socket, idle: anyio.CancelScope) -> None:
+    """Copy both directions; the end of one leaves the other open."""
+    async for _ in client.body():  # A few clients give CONNECT a body.
+        pass
+    await client.send(h11.Response(status_code=200, headers=[], reason=b"Connection established"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_pour, server, client.end, idle)
+        await _pour(client.end, server, idle, client.http.trailing_data[0])
 
 
-def _whole_request(method: str, target: str, lines: list[bytes], rest: bytes) -> _Request:
-    place = read_target(target)
-    if place is None or place.scheme != "http":
-        raise ConnectionRefused("400 Bad Request", "give the whole address of an http:// resource, or CONNECT")
-    kept: list[bytes] = []
-    body_bytes: int | None = None
-    for line in lines:
-        name = line.partition(b":")[0].strip().lower()
-        if name == b"transfer-encoding" or line[:1] in (b" ", b"\t"):
-            raise ConnectionRefused("411 Length Required", "say the length of the body")
-        if name == b"content-length":
-            digits = line.partition(b":")[2].strip()
-            if not digits.isdigit() or len(digits) > _LENGTH_DIGITS_MAX or body_bytes is not None:
-                raise ConnectionRefused("400 Bad Request", "the length of the body is no number")
-            body_bytes = int(digits)
-        if name not in DROPPED_HEADERS and name != b"host":
-            kept.append(line)
-    parts = urlsplit(target)
+async def _carry_request(
+    client: HttpClient, server: socket.socket, request: h11.Request, idle: anyio.CancelScope
+) -> None:
+    """Send a whole request on, and copy the answer until the server ends the connection."""
+    parts = urlsplit(request.target.decode("ascii"))
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    first = f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}".encode()
-    head = b"\r\n".join([first, *kept, b"Connection: close", b"", b""])
-    assert place.port is not None, "the scheme has one"
-    return _Request(target, place.host.strip("[]"), place.port, False, head, body_bytes or 0, rest)
+    headers = [(b"Host", parts.netloc.rpartition("@")[2].encode()), (b"Connection", b"close")]
+    headers += forwarded(request.headers.raw_items())
+    if client.has_body and not any(name.lower() == b"content-length" for name, _ in headers):
+        headers.append((b"Transfer-Encoding", b"chunked"))
+    there = h11.Connection(h11.CLIENT)
+    await send(server, there.send(h11.Request(method=request.method, target=path, headers=headers)))
+
+    async def send_body() -> None:
+        with suppress(OSError, h11.ProtocolError):  # The server may answer before the whole body has come.
+            async for data in client.body():
+                await send(server, there.send(h11.Data(data=data)))
+                idle.deadline = anyio.current_time() + IDLE_S_MAX
+            await send(server, there.send(h11.EndOfMessage()))
+
+    async with beside(send_body):
+        await _pour(server, client.end, idle)
 
 
-async def _connect(request: _Request, judge: ConnectionRules, own: bool, names: Names) -> socket.socket:
-    """Resolve the name, check every address, and connect to the first that answers."""
+async def _pour(source: socket.socket, sink: socket.socket, idle: anyio.CancelScope, first: bytes = b"") -> None:
+    """Copy one direction until its end, and pass the end on; if either socket breaks, end both directions."""
+    try:
+        await send(sink, first)
+        while data := await receive(source, CHUNK_BYTES):
+            await send(sink, data)
+            idle.deadline = anyio.current_time() + IDLE_S_MAX
+        sink.shutdown(socket.SHUT_WR)
+    except OSError:
+        idle.cancel()
+
+
+async def _connect(host: str, port: int, judge: ConnectionRules, own: bool, names: Names) -> socket.socket:
+    """Resolve the name, check every address, and connect to the first that answers.
+
+    Args:
+        own: True for a backend's endpoint, whose addresses are not checked.
+    """
     with anyio.move_on_after(CONNECT_S_MAX):
         try:
             # Not in the loop's own threads: all runs share those, and the loop's end waits for each of them.
-            found = await in_daemon(functools.partial(_look_up, request.host, request.port), names)
+            found = await in_daemon(functools.partial(_look_up, host, port), names)
         except (OSError, UnicodeError) as error:
-            raise ConnectionRefused("502 Bad Gateway", f"{request.host!r} cannot be found: {error}") from error
+            raise ConnectionRefused(502, f"{host!r} cannot be found: {error}") from error
         addresses = list(dict.fromkeys(found))[:ADDRESSES_MAX]
         if not own:
             for _, where in addresses:
-                judge.check_address(request.host, str(where[0]), request.port)
+                judge.check_address(host, str(where[0]), port)
         for family, where in addresses:
             with suppress(OSError):
                 return await _reach(family, where)
-    raise ConnectionRefused("502 Bad Gateway", f"{request.host!r} does not answer on port {request.port}")
+    raise ConnectionRefused(502, f"{host!r} does not answer on port {port}")
 
 
 def _look_up(host: str, port: int) -> list[Address]:
@@ -320,54 +299,12 @@ async def _reach(family: int, where: tuple[str | int, ...]) -> socket.socket:
     server = socket.socket(family, socket.SOCK_STREAM)
     try:
         server.setblocking(False)
-        fault = server.connect_ex(where)
-        if fault == errno.EINPROGRESS:
-            await anyio.wait_writable(server)
-            fault = server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if fault:
+        with suppress(BlockingIOError):
+            server.connect(where)
+        await anyio.wait_writable(server)
+        if fault := server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(fault, os.strerror(fault))
-        return server
     except BaseException:
-        _forget(server)
         server.close()
         raise
-
-
-async def _carry(client: socket.socket, server: socket.socket, request: _Request) -> None:
-    with anyio.CancelScope(deadline=anyio.current_time() + IDLE_S_MAX) as idle:
-        if request.tunnel:
-            await send(client, b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await send(server, request.head + request.rest[: None if request.tunnel else request.body_bytes])
-        left = None if request.tunnel else max(0, request.body_bytes - len(request.rest))
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_pour, client, server, left, idle, None)
-            # The end of the server's data ends the connection; the end of the client's data does not.
-            await _pour(server, client, None, idle, tasks.cancel_scope)
-
-
-async def _pour(
-    source: socket.socket,
-    sink: socket.socket,
-    bytes_max: int | None,
-    idle: anyio.CancelScope,
-    both: anyio.CancelScope | None,
-) -> None:
-    """Copy one direction until its end, and close it; then cancel `both`, which ends the other direction, too."""
-    left = bytes_max
-    with suppress(OSError):
-        while left != 0:
-            data = await receive(source, CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
-            if not data:
-                break
-            await send(sink, data)
-            left = None if left is None else left - len(data)
-            idle.deadline = anyio.current_time() + IDLE_S_MAX
-        if bytes_max is None:
-            sink.shutdown(socket.SHUT_WR)
-    if both is not None:
-        both.cancel()
-
-
-def _forget(end: socket.socket) -> None:
-    if end.fileno() >= 0:
-        anyio.notify_closing(end)
+    return server

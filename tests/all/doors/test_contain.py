@@ -10,8 +10,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from backplane.errors import DENIAL, PolicyError
 from backplane.policy.globs import compile_globs
 from backplane.policy.rules import PROFILES, compile_policy
 from backplane.process import guard as _guard
-from backplane.process.aio import beside
+from backplane.process.aio import beside, receive, send
 from backplane.runtime.backends import Backend, ProcessBackend
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
@@ -707,7 +707,7 @@ def fetch(url):
 def tunnel(to, say=b"GET / HTTP/1.0\\r\\n\\r\\n"):
     address = os.environ["HTTPS_PROXY"].rpartition("/")[2].split(":")
     with socket.create_connection((address[0], int(address[1])), 4) as line:
-        line.sendall(b"CONNECT " + to.encode() + b" HTTP/1.1\\r\\n\\r\\n")
+        line.sendall(b"CONNECT " + to.encode() + b" HTTP/1.1\\r\\nHost: " + to.encode() + b"\\r\\n\\r\\n")
         answer = line.recv(4096)
         if b" 200 " not in answer: return answer.decode()
         line.sendall(say)
@@ -854,18 +854,24 @@ def test_a_rule_with_the_scheme_of_a_tunnel_allows_the_tunnel() -> None:
             judge.check_name(target)
 
 
+HEAD = b"%b HTTP/1.1\r\nHost: a.example\r\n"
+
+
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
         (b"nonsense\r\n\r\n", b"400"),
-        (b"GET https://a.example/ HTTP/1.1\r\n\r\n", b"400"),
-        (b"CONNECT a.example HTTP/1.1\r\n\r\n", b"400"),
-        (b"POST http://a.example/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"411"),
-        (b"POST http://a.example/ HTTP/1.1\r\nContent-Length: 0\r\nContent-Length: 5\r\n\r\n", b"400"),
-        (b"POST http://a.example/ HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"400"),
-        (b"POST http://a.example/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", b"400"),
-        (b"GET http://b.example/ HTTP/1.1\r\n\r\n", b"403"),
-        (b"GET http://a.example/ HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", b"431"),
+        (b"GET http://a.example/ HTTP/1.1\r\n\r\n", b"400"),
+        (HEAD % b"GET https://a.example/" + b"\r\n", b"400"),
+        (HEAD % b"CONNECT a.example" + b"\r\n", b"400"),
+        (HEAD % b"POST http://a.example/" + b"Transfer-Encoding: gzip, chunked\r\n\r\n", b"501"),
+        (HEAD % b"POST http://a.example/" + b"Content-Length: 0\r\nContent-Length: 5\r\n\r\n", b"400"),
+        (HEAD % b"POST http://a.example/" + b"Content-Length: -1\r\n\r\n", b"400"),
+        (HEAD % b"POST http://a.example/" + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", b"400"),
+        (HEAD % b"GET http://b.example/" + b"\r\n", b"403"),
+        (HEAD % b"HEAD http://b.example/" + b"\r\n", b"403"),
+        (b"CONNECT b.example:443 HTTP/1.0\r\n\r\n", b"403"),
+        (HEAD % b"GET http://a.example/" + b"X: " + b"x" * 200_000 + b"\r\n\r\n", b"431"),
     ],
 )
 async def test_the_door_refuses_what_it_cannot_read_in_one_way_only(request_: bytes, status: bytes) -> None:
@@ -887,6 +893,79 @@ async def test_the_door_refuses_what_it_cannot_read_in_one_way_only(request_: by
     assert connections.denied == 1
 
 
+@asynccontextmanager
+async def opened_door(*allowed: str) -> AsyncIterator[tuple[socket.socket, Connections]]:
+    """A connection to a proxy that allows these targets, and the proxy's record."""
+    seen, rules = Connections(), ConnectionRules(compile_policy(policy(allow_network=allowed)), ())
+    with socket.create_server(("127.0.0.1", 0)) as door, anyio.fail_after(ALLOWED_S):
+        door.setblocking(False)
+        async with beside(functools.partial(proxy.serve, door, rules, seen)):
+            with socket.create_connection(door.getsockname()) as line:
+                line.setblocking(False)
+                yield line, seen
+
+
+async def heard(line: socket.socket, until: bytes = b"") -> bytes:
+    data = b""
+    while not (until and until in data) and (more := await receive(line, 4096)):
+        data += more
+    return data
+
+
+@pytest.mark.parametrize("ends", ["client", "server"])
+async def test_a_tunnel_carries_one_direction_after_the_end_of_the_other(ends: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as far:
+        far.setblocking(False)
+        target = f"127.0.0.1:{far.getsockname()[1]}"
+        async with opened_door(target) as (line, _):
+            # The first bytes of the tunnel come with its head.
+            await send(line, HEAD % (b"CONNECT " + target.encode()) + b"\r\nfirst")
+            await anyio.wait_readable(far)
+            with far.accept()[0] as there:
+                there.setblocking(False)
+                assert b" 200 " in await heard(line, b"\r\n\r\n")
+                assert await heard(there, b"first") == b"first"
+                one, other = (line, there) if ends == "client" else (there, line)
+                await send(one, b"the last words of one")
+                one.shutdown(socket.SHUT_WR)
+                assert await heard(other) == b"the last words of one"
+                await send(other, b"an answer after them")
+                other.shutdown(socket.SHUT_WR)
+                assert await heard(one) == b"an answer after them"
+
+
+async def test_a_tunnel_ends_when_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "IDLE_S_MAX", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as far:
+        target = f"127.0.0.1:{far.getsockname()[1]}"
+        async with opened_door(target) as (line, _):
+            await send(line, HEAD % (b"CONNECT " + target.encode()) + b"\r\n")
+            assert b" 200 " in await heard(line)  # Up to its end.
+
+
+async def test_a_request_of_any_framing_goes_on_as_it_was_meant() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as far:
+        far.setblocking(False)
+        target = f"127.0.0.1:{far.getsockname()[1]}"
+        for framing, body in (
+            (b"Content-Length: 5", b"hello"),
+            (b"Transfer-Encoding: chunked", b"5\r\nhello\r\n0\r\n\r\n"),
+        ):
+            async with opened_door(target) as (line, seen):
+                head = HEAD % (b"POST http://u:p@" + target.encode() + b"/way?a=b")
+                await send(line, head + b"Proxy-Authorization: x\r\nX-Kept: yes\r\n" + framing + b"\r\n\r\n" + body)
+                await anyio.wait_readable(far)
+                with far.accept()[0] as there:
+                    there.setblocking(False)
+                    came = await heard(there, body)
+                    await send(there, b"HTTP/1.1 200 OK\r\n\r\nwelcome")
+                assert (await heard(line)).endswith(b"\r\n\r\nwelcome")
+            assert came.startswith(b"POST /way?a=b HTTP/1.1\r\nHost: " + target.encode() + b"\r\nConnection: close\r\n")
+            assert came.endswith(b"X-Kept: yes\r\n" + framing + b"\r\n\r\n" + body)
+            assert b"Proxy-" not in came
+            assert (seen.allowed, seen.denied) == (1, 0)
+
+
 def test_a_resolver_that_hangs_keeps_no_end_waiting(anyio_backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, let_go, real = threading.Event(), threading.Event(), socket.getaddrinfo
 
@@ -905,7 +984,7 @@ def test_a_resolver_that_hangs_keeps_no_end_waiting(anyio_backend: str, monkeypa
                 beside(functools.partial(proxy.serve, door, rules, Connections())),
                 await anyio.connect_tcp("127.0.0.1", door.getsockname()[1]) as line,
             ):
-                await line.send(b"CONNECT slow.example:80 HTTP/1.1\r\n\r\n")
+                await line.send(HEAD % b"CONNECT slow.example:80" + b"\r\n")
                 with anyio.fail_after(ALLOWED_S):
                     while not asked.is_set():
                         await anyio.sleep(0.01)

@@ -1,0 +1,128 @@
+"""Handles the clients of our two proxies: their HTTP/1.1 connections, parsed by h11, and the limits on these."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Final
+
+import anyio
+import h11
+
+from backplane.process.aio import receive, send
+
+CONNECTIONS_MAX: Final = 128
+"""Limit of open connections of one proxy; further ones wait. A package manager opens about 50."""
+
+CONNECTIONS_WAITING_MAX: Final = 64
+"""Limit of connections that wait to be accepted."""
+
+HEAD_BYTES_MAX: Final = 64 * 1024
+"""Size limit in bytes of a head that is not complete after a read; servers accept 8 to 64 KiB."""
+
+CONNECT_S_MAX: Final = 20.0
+"""Seconds to look up a name and to connect, together."""
+
+IDLE_S_MAX: Final = 600.0
+"""Seconds without data after which a connection ends; a model may need minutes for its first word."""
+
+CHUNK_BYTES: Final = 64 * 1024
+"""Maximum number of bytes copied at once, in each direction."""
+
+CLOSED_LOOK_S: Final = 0.25
+"""Seconds between two checks whether a client has closed its connection."""
+
+_OF_ONE_CONNECTION: Final = frozenset(
+    (
+        *(b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te", b"trailer", b"upgrade"),
+        *(b"transfer-encoding", b"host", b"expect"),  # A proxy sends its own, and answers Expect itself.
+    )
+)
+"""Headers that are not forwarded, because each connection has its own (RFC 9110, 7.6.1)."""
+
+_LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
+"""Headers of which a request with a body has at least one."""
+
+
+def listening(host: str) -> socket.socket:
+    """Return a listening socket on a free port of address `host`. Raises OSError."""
+    listener = socket.create_server((host, 0), backlog=CONNECTIONS_WAITING_MAX)
+    listener.setblocking(False)
+    return listener
+
+
+def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the headers that a proxy forwards."""
+    found = [(name.lower(), name, value) for name, value in headers]
+    # Two lengths in one message would let servers disagree about its end; h11 has read the chunked one.
+    is_chunked = any(lower == b"transfer-encoding" for lower, _, _ in found)
+    for lower, name, value in found:
+        if lower not in _OF_ONE_CONNECTION and not (is_chunked and lower == b"content-length"):
+            yield name, value
+
+
+class HttpClient:
+    """A client's connection to a proxy. Its methods raise OSError and h11.ProtocolError, which end the connection.
+
+    Attributes:
+        http: the state of the connection.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+
+    async def request(self) -> h11.Request | None:
+        """Return the next request, before its body; None if the client has closed the connection."""
+        event = await self._next_event()
+        if not isinstance(event, h11.Request):
+            return None
+        if not _LENGTHS & {name for name, _ in event.headers}:
+            await self._next_event()  # The end of the request, so that `has_body` is False.
+        return event
+
+    @property
+    def has_body(self) -> bool:
+        """True if a part of the request's body has not been read yet."""
+        return self.http.their_state is h11.SEND_BODY
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """Yield the rest of the request's body."""
+        while self.has_body:
+            event = await self._next_event()
+            if isinstance(event, h11.Data):
+                yield bytes(event.data)
+
+    async def send(self, event: h11.Event) -> None:
+        if data := self.http.send(event):
+            await send(self.end, data)
+
+    async def answer(self, status: int, kind: str, body: bytes, reason: bytes = b"") -> None:
+        """Send a whole answer, the last one on this connection.
+
+        Args:
+            kind: the content type.
+            reason: ASCII on one line; many clients show nothing else of a refused CONNECT.
+        """
+        with anyio.move_on_after(IDLE_S_MAX):
+            async for _ in self.body():  # A client that is cut off while it sends does not read the answer.
+                pass
+            headers = [("content-type", kind), ("content-length", str(len(body))), ("connection", "close")]
+            await self.send(h11.Response(status_code=status, headers=headers, reason=reason))
+            await self.send(h11.Data(data=body))
+            await self.send(h11.EndOfMessage())
+
+    async def wait_closed(self) -> None:
+        """Wait until the client has closed its connection, whether it has sent more requests or not."""
+        poll = select.poll()
+        poll.register(self.end, select.POLLRDHUP)
+        while not poll.poll(0):
+            await anyio.sleep(CLOSED_LOOK_S)
+
+    async def _next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        while (event := self.http.next_event()) is h11.NEED_DATA:
+            if self.http.they_are_waiting_for_100_continue:
+                await self.send(h11.InformationalResponse(status_code=100, headers=[]))
+            self.http.receive_data(await receive(self.end, CHUNK_BYTES))
+        return event
