@@ -14,14 +14,14 @@ from backplane.contract.envelope import Final, RunMessage
 from backplane.contract.work import WorkOrder
 from backplane.protocol.control import ControlEnd
 from backplane.protocol.messages import Dropped, Events
-from backplane.redact.secrets import Redactor
+from backplane.redact.secrets import NO_SECRETS, Redactor
 
 RUN_ID = "3fa85f64-5717-4562-b3fc-2c963f66afa6"
 TS = "2026-01-01T00:00:00.001Z"
 HELLO = b'{"t":"hello","contract_version":"abp/v0.1","backend":{"id":"x"},"capabilities":{}}\n'
 
 
-def open_end(redactor: Redactor | None = None) -> ControlEnd:
+def open_end(redactor: Redactor = NO_SECRETS) -> ControlEnd:
     end = ControlEnd(now=lambda: "2026-01-01T00:00:00Z", redactor=redactor)
     end.receive(HELLO)
     end.send(RunMessage(id=RUN_ID, work_order=WorkOrder("x")))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import suppress
-from operator import attrgetter
 from typing import Any, Final, Literal
 
 import msgspec
@@ -46,7 +44,7 @@ from backplane.protocol.messages import (
     text_or_none,
     version_compatible,
 )
-from backplane.redact.secrets import Redactor
+from backplane.redact.secrets import NO_SECRETS, Redactor
 from backplane.redact.tail import LOOK_BYTES
 
 _PLAIN: Final = frozenset({AssistantDelta, AssistantMessage, Warned, RunStarted, RunCompleted, FileChanged})
@@ -68,15 +66,14 @@ _MESSAGE: Final = {"t", "ref_id", "event"}
 
 # Events with floats are read again, exactly; `float` is only the fastest hook.
 _decode_event: Final = msgspec.json.Decoder(wire.EventMessage | _NoMessage, float_hook=float).decode
-_encode_lines: Final = msgspec.json.Encoder(order="sorted").encode_lines
-_TS: Final = attrgetter("ts")
+_encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 ReadEvent = tuple[str, AgentEvent, bytes]
 """The run's id, one event, and the event's canonical bytes."""
 
 _Group = tuple[str, list[AgentEvent], list[bytes]]
-"""A run's id, some of its events, and their canonical bytes in pieces of whole lines."""
+"""A run's id, some of its events, and the canonical bytes of each."""
 
 
 Sent = wire.RunMessage | wire.Cancel | wire.Input | wire.Interrupt | wire.Ping | wire.AnswerMessage
@@ -88,7 +85,7 @@ class ControlEnd:
 
     Args:
         now: returns the current time as a timestamp of the contract, for warnings that replace unreadable events.
-        redactor: removes secrets from everything that is returned; None removes nothing.
+        redactor: removes secrets from everything that is returned.
     """
 
     def __init__(
@@ -96,7 +93,7 @@ class ControlEnd:
         *,
         now: Callable[[], str],
         line_bytes_max: int = LINE_BYTES_MAX,
-        redactor: Redactor | None = None,
+        redactor: Redactor = NO_SECRETS,
     ) -> None:
         self.hello: wire.Hello | None = None
         self.hello_unheard: dict[str, str] = {}
@@ -160,52 +157,40 @@ class ControlEnd:
         return self._read(self._lines.feed(data))
 
     def _read(self, lines: list[bytes]) -> list[Received]:
-        """Read lines: check plain events, which most lines are, in groups; read the other lines with `_other`."""
         found: list[Received | _Group] = []
-        at = 0
         try:
-            while at < len(lines):
-                ref_id, events = _plain(lines, at)
-                after = at + len(events)
-                if events:
-                    self._check(lines[at:after], ref_id, events, found)
-                for line in lines[after : after + 1]:
-                    self._read_line(line, found)
-                at = after + 1
+            for line in lines:
+                self.lines_read += 1
+                read = self._plain(line) or self._other(line)
+                if not isinstance(read, tuple):
+                    found += [read] if read is not None else []
+                elif found and isinstance(last := found[-1], tuple) and last[0] == read[0]:
+                    last[1].append(read[1])
+                    last[2].append(read[2])
+                else:
+                    found.append((read[0], [read[1]], [read[2]]))
         except Exception as error:  # It ends the run, after the messages before it.
             found.append(error)
         # One search for secrets usually covers all events that came together.
         return [
-            Events(one[0], *self.clean(one[1], b"".join(one[2]))) if isinstance(one, tuple) else one for one in found
+            Events(one[0], *self.clean(one[1], b"\n".join([*one[2], b""]))) if isinstance(one, tuple) else one
+            for one in found
         ]
 
-    def _check(self, lines: list[bytes], ref_id: str, events: list[AgentEvent], found: list[Received | _Group]) -> None:
-        """Add the events of compact lines, which have nothing but the event's members; read other lines in full.
+    def _plain(self, line: bytes) -> ReadEvent | None:
+        """Read a compact line with nothing but an event's required members; return None for any other line.
 
-        No line is shorter than its compact form, so equal total lengths prove that all lines are compact.
+        No line is shorter than its compact form, so an equal length proves that the line is compact.
         """
-        frame = self._open.get(ref_id, -1)
-        written = _encode_lines(events)
-        are_compact = len(written) + frame * len(events) == sum(map(len, lines)) + len(events)
-        if are_compact and all(map(_is_time, map(_TS, events))):
-            self.lines_read += len(events)
-            _add(found, ref_id, events, written)
-            return
-        for line, event, record in zip(lines, events, written.split(b"\n"), strict=False):
-            if frame + len(record) == len(line) and _is_time(event.ts):
-                self.lines_read += 1
-                _add(found, ref_id, [event], record + b"\n")
-            else:
-                self._read_line(line, found)
-
-    def _read_line(self, line: bytes, found: list[Received | _Group]) -> None:
-        self.lines_read += 1
-        read = self._other(line)
-        if isinstance(read, tuple):
-            ref_id, event, record = read
-            _add(found, ref_id, [event], record + b"\n")
-        elif read is not None:
-            found.append(read)
+        try:
+            message = _decode_event(line)
+        except Exception:  # `_other` reads the line again, and reports its fault.
+            return None
+        ref_id, event = message.ref_id, message.event
+        if type(event) not in _PLAIN or event.ext is not UNSET or not _is_time(event.ts):
+            return None
+        record = _encode(event)
+        return (ref_id, event, record) if self._open.get(ref_id, -1) + len(record) == len(line) else None
 
     def end(self) -> list[Received]:
         """Return the messages of an unfinished last line; a whole message without a newline counts, see `unended`."""
@@ -234,7 +219,7 @@ class ControlEnd:
 
     def clean(self, events: list[AgentEvent], lines: bytes) -> tuple[list[AgentEvent], bytes]:
         """Remove secrets from events and from their canonical bytes, one line per event."""
-        if self._redactor is None or not self._redactor.found(lines):
+        if not self._redactor.found(lines):
             return events, lines
         clean = [self._redactor.event(event) for event in events]
         self.redacted += sum(count for _, count in clean)
@@ -243,27 +228,21 @@ class ControlEnd:
         return [event for event, _ in clean], lines
 
     def _clean_line(self, line: bytes) -> bytes:
-        if self._redactor is None:
-            return line
         clean, count = self._redactor.data(line)
         self.redacted += count
         return clean
 
     def _clean_text(self, text: str) -> str:
-        return text if self._redactor is None else self._redactor.text(text)[0]
+        return self._redactor.text(text)[0]
 
     def _evidence(self, line: bytes) -> bytes:
         """Return the beginning of a line, with secrets removed, for an error."""
-        if self._redactor is None:
-            return line[:EVIDENCE_BYTES]
         clean, count = self._redactor.part(line[:LOOK_BYTES], 0, EVIDENCE_BYTES)
         self.redacted += count
         return clean[:EVIDENCE_BYTES]
 
     def _clean_value(self, value: dict[str, Any]) -> dict[str, Any]:
         """Remove secrets from a message, except from the members that the protocol itself needs."""
-        if self._redactor is None:
-            return value
         clean, count = self._redactor.json(value)
         self.redacted += count
         return {**clean, **{name: value[name] for name in _own_names(value) if name in value}} if count else value
@@ -347,33 +326,6 @@ class ControlEnd:
             return Dropped("foreign_ref_id", "event without ref_id")
         self.unnamed += 1
         return next(iter(self._open)), *self._read_event(value)
-
-
-def _plain(lines: list[bytes], at: int) -> tuple[str, list[AgentEvent]]:
-    """Decode plain events of one run from the line `at` up to the first other line; return the id and the events."""
-    ref_id, events = "", list[AgentEvent]()
-    with suppress(Exception):  # `_other` reads such a line again, and reports its fault.
-        for number in range(at, len(lines)):
-            message = _decode_event(lines[number])
-            event = message.event
-            if type(event) not in _PLAIN or event.ext is not UNSET:
-                break
-            if message.ref_id != ref_id:
-                if events:
-                    break
-                ref_id = message.ref_id
-            events.append(event)
-    return ref_id, events
-
-
-def _add(found: list[Received | _Group], ref_id: str, events: list[AgentEvent], lines: bytes) -> None:
-    """Add events to the last group if it belongs to the same run; otherwise start a new group."""
-    last = found[-1] if found else None
-    if isinstance(last, tuple) and last[0] == ref_id:
-        last[1].extend(events)
-        last[2].append(lines)
-    else:
-        found.append((ref_id, events, [lines]))
 
 
 def _own_names(value: dict[str, Any]) -> tuple[str, ...]:
