@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import anyio
 import anyio.abc
@@ -46,11 +46,11 @@ PEER_GONE_POLL_S: Final = 1.0
 RUNS_END_POLL_S: Final = 0.01
 """Seconds between checks of an ending host whether its last run has ended."""
 
-ERROR_CHARS_MAX: Final = 8192
-"""Maximum length of an error's text in a message: more than a person reads, and far below the limit of a line."""
+SENT_PER_YIELD: Final = 64
+"""Messages written between two yields to the event loop, so that a cancel reaches a host that only emits."""
 
-HINT_CHARS_MAX: Final = 1024
-"""Maximum length of the next step in an error's text: a sentence, and perhaps a list of names."""
+ERROR_CHARS_MAX: Final = 8192
+"""Maximum length of an error's text, and of its next step: more than a person reads, and far below a line's limit."""
 
 
 class HostLink:
@@ -78,6 +78,7 @@ class HostLink:
         self._tasks: anyio.abc.TaskGroup | None = None
         """The task group of the runs and their callbacks."""
         self._stdin_open = True
+        self._sent = 0
         self._writing = 0
         self._waiting_since: float | None = None
         """Monotonic time at which a write began to wait for the reader; None if no write waits."""
@@ -102,36 +103,22 @@ class HostLink:
             del self._asks[ask.ref_id, ask.id]
         return answers[0] if answers else None
 
-    async def pause(self) -> None:
-        """Let other tasks run, so that a cancel can arrive."""
-        await anyio.lowlevel.checkpoint()
-
     async def send(
         self, message: wire.Hello | wire.EventMessage | wire.Final | wire.Fatal | wire.Ask | wire.Pong
     ) -> None:
+        self._sent += 1
         await self.write(self._end.send(message))
+        if self._sent % SENT_PER_YIELD == 0:
+            await anyio.lowlevel.checkpoint()
 
     async def write(self, line: bytes) -> None:
-        try:
-            if not self._writing and not self._gave_up_reader and not self._in_line:
-                line = line[_write_some(self._stdout, line) :]
-            if line:
-                await self._write_pieces((line,))
-        except OSError as error:
-            raise self._unread() from error
+        if not self._writing and not self._gave_up_reader and not self._in_line:
+            line = line[self._write_some(line) :]
+        if line:
+            await self.write_pieces((line,))
 
-    async def write_pieces(self, line: Iterable[bytes]) -> None:
+    async def write_pieces(self, pieces: Iterable[bytes]) -> None:
         """Write one line in pieces, at the reader's pace; the whole line may be too long for memory."""
-        try:
-            await self._write_pieces(line)
-        except OSError as error:
-            raise self._unread() from error
-
-    def _unread(self) -> BackplaneError:
-        self._cancel_all("nobody reads this host's output", GRACE_S)
-        return BackplaneError("stream_closed", "nobody reads this host's output")
-
-    async def _write_pieces(self, pieces: Iterable[bytes]) -> None:
         self._writing += 1
         try:
             # Finish every line that was begun: half a line would corrupt the next message.
@@ -148,17 +135,28 @@ class HostLink:
 
     async def _write_when_taken(self, piece: bytes) -> int:
         if self._gave_up_reader:
-            raise BrokenPipeError
-        written = _write_some(self._stdout, piece)
-        if not written:
-            self._waiting_since = self._waiting_since or time.monotonic()
-            try:
-                await anyio.wait_writable(self._stdout)
-            except anyio.ClosedResourceError as error:
-                raise BrokenPipeError from error
+            raise self._unread()
+        if written := self._write_some(piece):
+            self._waiting_since, self._in_line = None, True
+            return written
+        self._waiting_since = self._waiting_since or time.monotonic()
+        try:
+            await anyio.wait_writable(self._stdout)
+        except (anyio.ClosedResourceError, OSError) as error:
+            raise self._unread() from error
+        return 0
+
+    def _write_some(self, data: bytes) -> int:
+        try:
+            return os.write(self._stdout, data)
+        except BlockingIOError:
             return 0
-        self._waiting_since, self._in_line = None, True
-        return written
+        except OSError as error:
+            raise self._unread() from error
+
+    def _unread(self) -> BackplaneError:
+        self._cancel_all("nobody reads this host's output", GRACE_S)
+        return BackplaneError("stream_closed", "nobody reads this host's output")
 
     def _give_up_reader(self) -> None:
         """Stop all writes: writes that wait for the reader fail, and later writes fail, too."""
@@ -326,7 +324,9 @@ class HostLink:
             # A control plane forwards a run's own events; events added here would be missing in the run's receipt.
             return await self._work(run)
         await run.emit(RunStarted(ts=run.now(), message=f"{self.host.id} starts"))
-        done = await _awaited(self._work(run))
+        done = await self._work(run)
+        if not isinstance(done, Done):
+            raise TypeError(f"`work` returned {type(done).__name__}: end it with `return Done()`")
         await run.emit(RunCompleted(ts=run.now(), message=f"{self.host.id} ends: {done.outcome}"))
         return done
 
@@ -379,36 +379,15 @@ def take_runs(host: Host, work: Work, stdout: int, line_bytes_max: int | None) -
 
 
 def _text(error: Exception) -> str:
-    """Return an error's text for a `fatal`, shortened so that the next step has room at its end."""
-    text, hint = f"{type(error).__name__}: {error}", ""
-    if isinstance(error, BackplaneError):
-        text = error.message
-        hint = f"; {error.hint}"[:HINT_CHARS_MAX] if error.hint and not text.endswith(error.hint) else ""
-    text = text[: ERROR_CHARS_MAX - len(hint)] + hint
-    # A file's name may contain bytes that are not UTF-8.
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-async def _awaited(work: Any) -> Done:
-    """Await a host's `work`. Raises TypeError: `work` is no coroutine, or does not return a `Done`."""
-    if not isinstance(work, Awaitable):
-        raise TypeError(f"`work` gave {type(work).__name__} and no coroutine: write it as `async def work(run)`")
-    done = await work
-    if isinstance(done, Awaitable):
-        getattr(done, "close", lambda: None)()  # Otherwise Python also warns of the coroutine.
-        raise TypeError("`work` returned a coroutine that nobody awaited: an `await` is missing before it")
-    if not isinstance(done, Done):
-        raise TypeError(f"`work` returned {type(done).__name__}: end it with `return Done()`")
-    return done
+    """Return an error's text for a `fatal`, with the next step."""
+    if not isinstance(error, BackplaneError):
+        text = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
+    else:
+        hint = f"; {error.hint}" if error.hint and not error.message.endswith(error.hint) else ""
+        text = error.message[:ERROR_CHARS_MAX] + hint[:ERROR_CHARS_MAX]
+    return text.encode("utf-8", "backslashreplace").decode()  # A file's name may contain bytes that are not UTF-8.
 
 
 def _failure(run_id: str, error: Exception) -> wire.Fatal:
     code = error.code if isinstance(error, BackplaneError) else "internal"
     return wire.Fatal(ref_id=run_id, error=_text(error), error_code=code)
-
-
-def _write_some(fd: int, data: bytes) -> int:
-    try:
-        return os.write(fd, data)
-    except BlockingIOError:
-        return 0

@@ -39,7 +39,6 @@ from backplane.contract.receipt import (
 )
 from backplane.contract.unheard import check_heeded, check_settings, nearest_name
 from backplane.contract.work import OF_HOST, WorkOrder
-from backplane.errors import WorkspaceError
 
 if TYPE_CHECKING:  # The hello must not wait for these modules.
     import anyio
@@ -52,9 +51,6 @@ GRACE_S: Final = 2.0
 
 ASK_S: Final = 300.0
 """Seconds that an ask waits for a person's answer; then the ask's default decides."""
-
-EMITS_PER_YIELD: Final = 64
-"""Events written between two yields to the event loop, so that a cancel reaches a host that only emits."""
 
 PREVIEW_BYTES_MAX: Final = 8192
 """Maximum length in bytes of a preview of a command's output, set by the contract."""
@@ -109,20 +105,11 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _placed(order: WorkOrder) -> WorkOrder:
-    """Make an order's root absolute; a relative root counts from the current folder of this process.
-
-    Raises:
-        WorkspaceError: `workspace_init_failed`, the current folder is gone.
-    """
-    root = order.workspace.root
-    if os.path.isabs(root):
+    """Make an order's root absolute; a relative root counts from the current folder of this process."""
+    if os.path.isabs(order.workspace.root):
         return order
-    try:
-        root = os.path.abspath(root)
-    except OSError as error:
-        fact = f"the root {root!r} counts from the host's own folder, which is gone: {error}"
-        raise WorkspaceError("workspace_init_failed", fact, hint="name an absolute root") from error
-    return msgspec.structs.replace(order, workspace=msgspec.structs.replace(order.workspace, root=root))
+    workspace = msgspec.structs.replace(order.workspace, root=os.path.abspath(order.workspace.root))
+    return msgspec.structs.replace(order, workspace=workspace)
 
 
 class Given:
@@ -186,8 +173,6 @@ class HostRun(Given):
     async def _send(self, event: AgentEvent) -> None:
         self.emitted += 1
         await self._link.send(wire.EventMessage(ref_id=self.id, event=event))
-        if self.emitted % EMITS_PER_YIELD == 0:
-            await self._link.pause()
 
     async def delta(self, text: str) -> None:
         await self.emit(AssistantDelta(ts=self.now(), text=text))
