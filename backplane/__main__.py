@@ -1,11 +1,7 @@
 """Runs the command line for the script `backplane` and for `python -m backplane`."""
 
-from __future__ import annotations
-
 import gc
 import sys
-
-INTERRUPTED = 130
 
 
 def main() -> int:
@@ -13,11 +9,11 @@ def main() -> int:
     try:
         from backplane.cli import main as command
 
-        code = command()
+        return command()
     except KeyboardInterrupt:
-        code = INTERRUPTED
-    gc.freeze()  # Saves Python's two garbage collections at exit: a sixth of a short command's time.
-    return code
+        return 130
+    finally:
+        gc.freeze()  # Saves Python's two garbage collections at exit: a sixth of a short command's time.
 
 
 if __name__ == "__main__":

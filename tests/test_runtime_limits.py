@@ -58,7 +58,7 @@ async def test_without_a_good_hello_there_is_no_run(
     assert not run.receipt.verification.harness_ok
 
 
-@pytest.mark.parametrize(("body", "how"), [("time.sleep(60)", "said no hello"), ("sys.exit(0)", "ended before")])
+@pytest.mark.parametrize(("body", "how"), [("time.sleep(60)", "sent no hello"), ("sys.exit(0)", "ended before")])
 async def test_who_asks_for_a_hello_alone_reads_what_came_instead(body: str, how: str, tmp_path: Path) -> None:
     limits = msgspec.structs.replace(QUICK, hello_s=1.0)
     with pytest.raises(

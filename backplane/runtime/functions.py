@@ -69,23 +69,18 @@ class FunctionTool:
         self.name = getattr(function, "__name__", "")
         if not callable(function) or not self.name.isidentifier():
             raise _invalid(f"{function!r:.80} is no function with a name", "give a function made by `def`")
-        self._input = self._struct()
-        self.schema = {key: value for key, value in schema_of(self._input).items() if key != "title"}
-
-    def _struct(self) -> type[Any]:
         try:
-            hints = typing.get_type_hints(self.function, include_extras=True)
+            hints = typing.get_type_hints(function, include_extras=True)
             rows: list[Any] = []
-            for parameter in inspect.signature(self.function).parameters.values():
+            for parameter in inspect.signature(function).parameters.values():
                 if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                     raise TypeError(f"the parameter `{parameter}` has no name of its own")
                 row = (parameter.name, hints.get(parameter.name, Any))
                 rows.append(row if parameter.default is parameter.empty else (*row, parameter.default))
-            made = msgspec.defstruct(f"{self.name}_input", rows, forbid_unknown_fields=True, kw_only=True)
-            msgspec.json.schema(made)
-        except (TypeError, ValueError, NameError) as error:
+            self._input = msgspec.defstruct(f"{self.name}_input", rows, forbid_unknown_fields=True, kw_only=True)
+            self.schema = {key: value for key, value in schema_of(self._input).items() if key != "title"}
+        except (TypeError, ValueError, NameError, ConfigError) as error:
             raise _invalid(f"the function {self.name} cannot be a tool: {error}", "annotate its parameters") from error
-        return made
 
     def row(self) -> Json:
         """Return the tool's entry in the result of `tools/list`."""

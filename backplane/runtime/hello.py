@@ -40,27 +40,25 @@ async def ask_hello(backend: Backend, environ: Mapping[str, str], limits: Limits
     async with backend.open(WorkOrder("hello"), environ) as link:
 
         async def read() -> None:
-            """Read until the hello has come or the host's output ends."""
             nonlocal count, first
             while line.hello is None:
                 await anyio.wait_readable(link.stdout)
-                data = os.read(link.stdout, READ_BYTES_MAX)
-                if not data:
+                if not (data := os.read(link.stdout, READ_BYTES_MAX)):
                     return
-                received = line.receive(data)
-                if received and isinstance(received[-1], Exception):
-                    raise received[-1]
-                noise = [one.line[:NOISE_SHOWN] for one in received if isinstance(one, Noise)]
-                count, first = count + len(noise), first or b"".join(noise[:1])
+                for one in line.receive(data):
+                    if isinstance(one, Exception):
+                        raise one
+                    if isinstance(one, Noise):
+                        count, first = count + 1, first or one.line[:NOISE_SHOWN]
 
-        came = await in_time(read, limits.hello_s)
+        has_ended = await in_time(read, limits.hello_s)
         await link.stop(grace_s=limits.cancel_grace_s)
-        words = link.stderr_tail.decode("utf-8", "replace")[-WORDS_CHARS_MAX:]
+        words = link.stderr_tail.decode("utf-8", "replace")[-WORDS_CHARS_MAX:] or None
     if line.hello is not None:
         return line.hello
     wrote = describe_noise(count, first)
-    if came:
-        fact = f"{backend.id!r} ended before it said a valid hello{wrote}"
-        raise BackendError("backend_crashed", fact, hint="backplane conform -- COMMAND", evidence=words or None)
-    fact = f"{backend.id!r} said no hello within {limits.hello_s:g} s{wrote}"
-    raise ProtocolError("protocol_handshake_failed", fact, hint="raise hello_s", evidence=words or None)
+    if has_ended:
+        fact = f"{backend.id!r} ended before it sent a valid hello{wrote}"
+        raise BackendError("backend_crashed", fact, hint="backplane conform -- COMMAND", evidence=words)
+    fact = f"{backend.id!r} sent no hello within {limits.hello_s:g} s{wrote}"
+    raise ProtocolError("protocol_handshake_failed", fact, hint="raise hello_s", evidence=words)

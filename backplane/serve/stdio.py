@@ -156,9 +156,11 @@ class Server:
         if stages or above.names_root:
             return await self._run_here(above, order, backend, route)
         async with incoming(self.plane.home) as folder:
-            empty = folder / "empty"
+            empty = folder / "empty"  # A root of an order that names none must not mean our current folder.
             empty.mkdir()
-            return await self._run_here(above, _at(order, empty), backend, route)
+            workspace = msgspec.structs.replace(order.workspace, root=str(empty))
+            order = msgspec.structs.replace(order, workspace=workspace)
+            return await self._run_here(above, order, backend, route)
 
     async def _run_here(
         self, above: sidecar.HostRun, order: WorkOrder, backend: Backend, route: Json
@@ -223,8 +225,3 @@ def _in_place(order: WorkOrder) -> WorkOrder:
     """Change an order to work directly in its whole root: a client without `stage/1` has already staged the files."""
     workspace = msgspec.structs.replace(order.workspace, mode="pass_through", include=(), exclude=())
     return msgspec.structs.replace(order, workspace=workspace)
-
-
-def _at(order: WorkOrder, folder: Path) -> WorkOrder:
-    """Return the order, with the empty `folder` as its root if it names none: it never means our current folder."""
-    return msgspec.structs.replace(order, workspace=msgspec.structs.replace(order.workspace, root=str(folder)))
