@@ -11,7 +11,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Unpack
@@ -38,7 +38,6 @@ from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered, As
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile
 from backplane.errors import BackplaneError, ConfigError, StoreError, require_type
-from backplane.process.aio import OwnTask
 from backplane.providers import reading
 from backplane.providers.failures import ProviderError
 from backplane.providers.orders import INPUT, INTERRUPT, KEPT, SessionConfig, Wanted, compose, shaped, tightened
@@ -119,7 +118,7 @@ _OF_SESSION: Final = ("model", "root", "policy", "output", "tools", "on_event")
 class _Open:
     """A turn under way."""
 
-    block: OwnTask[Run]
+    block: AbstractAsyncContextManager[Run]
     run: Run
     said: UserMessage
     """The user's message."""
@@ -534,7 +533,7 @@ class Session:
         run_id = str(uuid.uuid4())
         tools, system = self._tools.with_more(given.get("tools", ())), self._config.system_prompt or None
         of_run: Any = {name: value for name, value in given.items() if name not in _OF_SESSION}
-        block = OwnTask(self._started(said, whole, where, run_id, tools, output, of_run))
+        block = self._started(said, whole, where, run_id, tools, output, of_run)
         turn = SessionTurn(run_id=run_id, provider=self.provider, model=self.model, messages=(said,))
         before = self._file
         self._file = replace(self._file, turns=(*self._file.turns, turn))

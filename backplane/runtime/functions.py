@@ -22,7 +22,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.errors import ConfigError
 from backplane.process import bridge
-from backplane.process.aio import beside, visited
+from backplane.process.aio import LoopTask, visited
 from backplane.process.jsonrpc import Pipe
 from backplane.protocol.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Notification, Request, RpcError
 from backplane.protocol.mcp import greeting, text_result
@@ -128,9 +128,13 @@ async def served(functions: Sequence[Function | Offered], secrets: Iterable[str]
         listener.listen(CLIENTS_MAX)
         listener.setblocking(False)
         talk = functools.partial(_talk, tools=tools, redactor=redactor)
-        async with beside(functools.partial(visited, listener, talk, CLIENTS_MAX)):
+        serving = LoopTask(functools.partial(visited, listener, talk, CLIENTS_MAX))
+        try:
             words = ["-I", "-S", BRIDGE, os.path.join(folder, "socket")]
             yield {"name": SERVER, "command": sys.executable, "args": words}
+        finally:
+            serving.scope.cancel()
+            await serving.wait()
     finally:
         listener.close()
         shutil.rmtree(folder, ignore_errors=True)

@@ -20,7 +20,7 @@ from backplane.config import child_environment
 from backplane.contract.approval import Decision, DecisionKind
 from backplane.contract.canonical import Json, duplicate_key
 from backplane.errors import BackendError
-from backplane.process.aio import asyncio_loop, in_daemon
+from backplane.process.aio import asyncio_task, in_daemon
 from backplane.process.child import Child, open_child
 from backplane.process.launch import StartCommand
 from backplane.process.programs import feed, piece
@@ -130,7 +130,7 @@ def _is_its_own(error: BaseException) -> bool:
 
     if not isinstance(error, asyncio.CancelledError | anyio.get_cancelled_exc_class()):
         return False
-    task = asyncio.current_task() if asyncio_loop() is not None else None
+    task = asyncio_task()
     return anyio.current_effective_deadline() != -math.inf and not (task is not None and task.cancelling())
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from backplane.config import Limits
 from backplane.contract.work import WorkOrder
-from backplane.process.aio import alone
+from backplane.process.aio import LoopTask
 from backplane.process.child import Exit
 from backplane.runtime.backends import Link
 
@@ -61,10 +61,13 @@ async def _open_memory(serve: Serve) -> AsyncIterator[Link]:
     for fd in (theirs_in, ours_out, ours_in, theirs_out):
         os.set_blocking(fd, False)
     link = _MemoryLink(ours_out, ours_in, theirs_out)
+    task = LoopTask(functools.partial(link.run, serve, theirs_in, theirs_out))
     try:
-        async with alone(functools.partial(link.run, serve, theirs_in, theirs_out), LADDER_STEP_S):
-            yield link
+        yield link
     finally:
+        task.scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await link.wait(LADDER_STEP_S)
         link.close_stdin()
         link.close_stdout()
 

@@ -275,7 +275,8 @@ async def _connect(host: str, port: int, judge: ConnectionRules, own: bool, name
     with anyio.move_on_after(CONNECT_S_MAX):
         try:
             # Not in the loop's own threads: all runs share those, and the loop's end waits for each of them.
-            found = await in_daemon(functools.partial(_look_up, host, port), names)
+            async with names:
+                found = await in_daemon(functools.partial(_look_up, host, port))
         except (OSError, UnicodeError) as error:
             raise ConnectionRefused(502, f"{host!r} cannot be found: {error}") from error
         addresses = list(dict.fromkeys(found))[:ADDRESSES_MAX]

@@ -309,7 +309,8 @@ class McpSession:
         if len(data) > DOCUMENT_BYTES_MAX:
             fact = f"the document has {len(data)} bytes, over the limit of {DOCUMENT_BYTES_MAX}"
             raise ConfigError("config_invalid", fact, hint="use the command `backplane validate`")
-        found = await in_daemon(functools.partial(validate, data, "document"), self._validations)
+        async with self._validations:
+            found = await in_daemon(functools.partial(validate, data, "document"))
         shown = [
             {
                 "pointer": one.pointer,
