@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import shutil
 import socket
 import stat
-import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backplane.errors import PolicyError, WorkspaceError
-from backplane.workspace import Patch, Quota, Workspace, apply_patch, collect, open_workspace, transaction
+from backplane.workspace import Patch, Quota, Workspace, apply_patch, collect, open_workspace, writing
 from backplane.workspace.pack import blob_id
 from tests.receipt_writer import memory_of
 
@@ -612,76 +612,74 @@ def test_conflicts_are_listed_and_nothing_is_changed(place: Place) -> None:
     assert snapshot(place.original) == before
 
 
-class Failing:
-    """The n-th move of files fails, as it would on a broken disk; the way back works."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, fail_at: int) -> None:
-        self.left = fail_at
-        for name in ("rename", "link"):
-            patch.setattr(os, name, self.wrap(getattr(os, name)))
-
-    def wrap(self, real: Callable[..., None]) -> Callable[..., None]:
-        def move(*args: Any, **kwargs: Any) -> None:
-            self.left -= 1
-            # A link that cannot be made is tried as a rename, so that must fail as well.
-            if self.left == 0 or (self.left == -1 and real.__name__ == "rename" and self.linking):
-                raise OSError(errno.EIO, "made to fail")
-            self.linking = False
-            real(*args, **kwargs)
-
-        def first(*args: Any, **kwargs: Any) -> None:
-            self.linking = self.left == 1
-            move(*args, **kwargs)
-
-        return first if real.__name__ == "link" else move
-
-    linking = False
-
-
-MOVES = 2 + 2 + 3 + 3 + 1 + 1
-"""Two files deleted with their folders, three replaced (out and in), one new, and the mark that all is done."""
-
-
-@pytest.mark.parametrize("fail_at", range(1, MOVES + 2))
-def test_a_failure_in_the_middle_leaves_the_original_as_it_was(place: Place, fail_at: int) -> None:
+@pytest.mark.parametrize("fail_at", range(1, 8))
+def test_a_write_that_failed_in_the_middle_goes_on(place: Place, fail_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [f"d{number}/f" for number in range(5)]
     place.write({name: name for name in files})
     place.patch_of([*((name, None if name[1] in "13" else "new\n") for name in files), ("x/y/z", "z\n")])
-    before = snapshot(place.original)
-    with pytest.MonkeyPatch.context() as patch:
-        Failing(patch, fail_at)
-        if fail_at > MOVES:
-            assert len(apply_patch(place.run_dir).files) == 6
-            return
-        with pytest.raises(WorkspaceError, match="EIO"):
+    left = fail_at
+    for name in ("rename", "unlink"):
+
+        def move(*args: Any, real: Callable[..., None], **kwargs: Any) -> None:
+            nonlocal left
+            left -= kwargs.keys() >= {"src_dir_fd"} or kwargs.keys() >= {"dir_fd"}
+            if left == 0:
+                raise OSError(errno.EIO, "made to fail")
+            real(*args, **kwargs)
+
+        monkeypatch.setattr(os, name, functools.partial(move, real=getattr(os, name)))
+    if fail_at <= 6:
+        with pytest.raises(WorkspaceError, match=r"was cut off, and some files may be written.*made to fail"):
             apply_patch(place.run_dir)
+        assert len(writing.cut_off(place.base)) == 1
+        with pytest.raises(WorkspaceError, match="was cut off"):
+            apply_patch(place.run_dir, root=place.base)
+        assert len(apply_patch(place.run_dir, check=True).files) == 6
+    assert len(apply_patch(place.run_dir).files) == 6
+    assert writing.cut_off(place.base) == []
+    assert files_of(place.original).keys() == {b"d0/f", b"d2/f", b"d4/f", b"x/y/z"}
+
+
+def test_a_disk_that_refuses_a_new_file_changes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.write({"a": "a\n", "b": "b\n", "gone": "g\n"})
+    place.patch_of([("a", "A\n"), ("b", "B\n"), ("gone", None)])
+    before, real, left = snapshot(place.original), os.fsync, 3
+
+    def sync(fd: int) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise OSError(errno.ENOSPC, "no space")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with pytest.raises(WorkspaceError, match="ENOSPC") as caught:
+        apply_patch(place.run_dir)
+    assert caught.value.hint == "nothing was changed"
     assert snapshot(place.original) == before
+    assert writing.cut_off(place.base) == []
+    assert apply_patch(place.run_dir).files == ("a", "b", "gone")
 
 
-def access_list(path: Path) -> bytes:
-    """Give a file an access list: owner 6, user 1234 6, mask 7, the group and others nothing."""
-    nobody = 0xFFFFFFFF
-    entries = [(1, 6, nobody), (2, 6, 1234), (4, 0, nobody), (16, 7, nobody), (32, 0, nobody)]
-    value = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
-    try:
-        os.setxattr(path, "system.posix_acl_access", value)
-    except OSError as error:
-        pytest.skip(f"no access lists here: {error.strerror}")
-    return os.getxattr(path, "system.posix_acl_access")
+def test_what_was_changed_after_a_cut_is_refused_merged_or_given_up(place: Place) -> None:
+    text = "".join(f"{number}\n" for number in range(20))
+    place.write({"a": text, "b": "b\n"})
+    place.patch_of([("a", text.replace("2\n", "two\n", 1)), ("b", "B\n")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writing, "put_in_place", lambda *_: failing())
+        with pytest.raises(WorkspaceError, match="was cut off"):
+            apply_patch(place.run_dir)
+    place.write({"a": text + "mine\n"})
+    with pytest.raises(WorkspaceError, match="changed since the run began: 'a'") as caught:
+        apply_patch(place.run_dir)
+    assert str(writing.mark_of(place.run_dir)) in (caught.value.hint or "")
+    applied = apply_patch(place.run_dir, merge=True)
+    assert (applied.files, applied.merged) == (("a", "b"), True)
+    assert (place.original / "a").read_text() == text.replace("2\n", "two\n", 1) + "mine\n"
 
 
-def test_a_replaced_file_keeps_its_access_list_and_what_is_noted_at_it(place: Place) -> None:
-    place.write({"secret": "v1\n"})
-    secret = place.original / "secret"
-    secret.chmod(0o600)
-    wanted = access_list(secret)
-    os.setxattr(secret, "user.note", b"keep")
-    mode = secret.stat().st_mode
-    place.patch_of([("secret", "v2\n")])
-    apply_patch(place.run_dir)
-    assert secret.read_text() == "v2\n"
-    assert os.getxattr(secret, "system.posix_acl_access") == wanted
-    assert (secret.stat().st_mode, os.getxattr(secret, "user.note")) == (mode, b"keep")
+def failing() -> None:
+    raise OSError(errno.EIO, "made to fail", "a")
 
 
 OUTSIDE = ["../evil", "/tmp/evil", "a/../../evil", ".git/hooks/x", "sub/.GIT/config", "a//b", "./a", ""]
@@ -760,7 +758,7 @@ def test_a_content_that_shows_late_to_be_another_changes_nothing_and_leaves_noth
         with pytest.raises(WorkspaceError):
             apply_patch(place.run_dir, check=check)
     assert snapshot(place.original) == before
-    assert transaction.pending(place.base) == []
+    assert writing.cut_off(place.base) == []
 
 
 def test_a_patch_of_large_files_is_applied_and_merged_with_little_memory(place: Place) -> None:

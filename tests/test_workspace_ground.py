@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import pytest
 
@@ -98,57 +93,6 @@ def test_nobody_works_in_the_state_folder_but_in_its_copies(tmp_path: Path, belo
             StateFolder(home).refuse_own(root)
     else:
         StateFolder(home).refuse_own(root)
-
-
-# An exchange that was cut off ----------------------------------------------------------------------------------------
-
-
-CUT_OFF: Final = """
-import os, sys
-from pathlib import Path
-from backplane.workspace import apply_patch, moves
-def killing(put, left=[2]):
-    def putting(self, step, new):
-        left[0] -= 1
-        if left[0] < 0:
-            os.kill(os.getpid(), 9)
-        return put(self, step, new)
-    return putting
-moves.Move._put_in = killing(moves.Move._put_in)
-apply_patch(Path(sys.argv[1]))
-"""
-"""Ends its own process by SIGKILL when two files are in their place."""
-
-
-@pytest.mark.parametrize("mode", ["staged", "pass_through"])
-def test_a_run_begins_with_what_was_there_before_a_patch_was_cut_off(tmp_path: Path, mode: str) -> None:
-    home, work = tmp_path / "home", tmp_path / "work"
-    work.mkdir()
-    for number in range(4):
-        (work / f"f{number}").write_text(f"old {number}\n")
-
-    def python(*words: str) -> tuple[int, str]:
-        env = {**os.environ, "BACKPLANE_HOME": str(home)}
-        done = subprocess.run([sys.executable, *words], cwd=work, env=env, capture_output=True, text=True, timeout=90)
-        return done.returncode, done.stdout + done.stderr
-
-    def run(script: str, *words: str) -> tuple[int, str]:
-        return python("-P", "-m", "backplane", "run", "--backend", "shell", *words, script)
-
-    assert run("for n in 0 1 2 3; do echo new > f$n; done")[0] == 0
-    (folder,) = [path for path in (home / "runs").iterdir() if path.is_dir()]
-    assert python("-c", CUT_OFF, str(folder))[0] == -signal.SIGKILL
-    assert len(list(work.glob(".backplane-*"))) == 1
-    receipt = tmp_path / "receipt.json"
-    code, said = run(
-        "ls -a; cat f*; echo mine > f3", *(["--in-place"] if mode == "pass_through" else []), "--receipt", str(receipt)
-    )
-    assert code == 0, said
-    assert ".backplane-" not in said
-    assert "all is as before: apply it again" in said
-    status = json.loads(receipt.read_text())["verification"]["git_status"]
-    assert status == "M  f3\n"
-    assert [(work / f"f{number}").read_text() for number in range(3)] == [f"old {number}\n" for number in range(3)]
 
 
 # The repository that the workspace is of ------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from backplane import config
@@ -15,7 +13,7 @@ from backplane.runtime.results import Wish, apply_result
 from backplane.runtime.state import StateFolder
 from backplane.workspace import Applied
 
-HELP = "Apply a run's patch to the original workspace. If a part does not apply, nothing is changed."
+HELP = "Apply a run's patch to the original workspace. If a part does not fit, nothing is changed."
 EXAMPLE = "backplane apply last --check\nbackplane apply last\nbackplane apply 3f2a --root ~/project"
 
 
@@ -33,20 +31,13 @@ def run(args: Args) -> int:
     wish = Wish(
         at=args.at, root=root, check=args.check, merge=args.merge, accept_violations=args.accept_violations
     )  # fmt: skip
-    with state_folder() as folder:
-        write_files(apply_result(folder, args.run, wish), is_check=args.check)
+    write_files(apply_result(state_folder(), args.run, wish), is_check=args.check)
     return 0
 
 
-@contextmanager
-def state_folder() -> Iterator[StateFolder]:
-    """Yield this user's state folder, and say on stderr what it finished of a process that was killed."""
-    folder = StateFolder(config.home_path(os.environ))
-    try:
-        yield folder
-    finally:
-        for line in (*folder.notes, *folder.problems):
-            streams.note(line)
+def state_folder() -> StateFolder:
+    """Return this user's state folder."""
+    return StateFolder(config.home_path(os.environ))
 
 
 def write_files(done: Applied, *, is_check: bool) -> None:

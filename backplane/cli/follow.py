@@ -119,7 +119,7 @@ class Live:
                 try:
                     await self._follow(plane)
                 finally:
-                    self._notes += plane.state_folder.notes + plane.state_folder.problems
+                    self._notes += plane.state_folder.problems
                     self._sender, plane.sender = plane.sender, None
             tasks.cancel_scope.cancel()
 

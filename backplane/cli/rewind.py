@@ -36,6 +36,5 @@ def run(args: Args) -> int:
         none = "the only checkpoint is `start`; `run --checkpoints` stores more"
         streams.write_rows(made, _line, none, as_json=args.json)
         return 0
-    with state_folder() as folder:
-        write_files(rewind_result(folder, args.run, args.name, check=args.check), is_check=args.check)
+    write_files(rewind_result(state_folder(), args.run, args.name, check=args.check), is_check=args.check)
     return 0

@@ -79,7 +79,7 @@ async def in_time(wait: Callable[[], Awaitable[object]], timeout_s: float) -> bo
     return False
 
 
-class Reader:
+class PipeReader:
     """Reads a non-blocking descriptor repeatedly, in one task.
 
     asyncio keeps the descriptor registered between the reads, which makes a wait three times as fast as anyio's.

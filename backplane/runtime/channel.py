@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from backplane.contract import envelope as wire
 from backplane.errors import BackendError
-from backplane.process.aio import SECOND_LOOK_S, Reader, in_time
+from backplane.process.aio import SECOND_LOOK_S, PipeReader, in_time
 from backplane.process.launch import READ_BYTES_MAX
 from backplane.protocol.control import ControlEnd, Sent
 from backplane.runtime.backends import Link
@@ -56,7 +56,7 @@ class HostChannel:
         self._ending = ending
         self._exited: float | None = None
         """Monotonic time at which the exit of the host was seen; None before."""
-        self._reader = Reader(link.stdout, READ_BYTES_MAX)
+        self._reader = PipeReader(link.stdout, READ_BYTES_MAX)
         self._since = time.monotonic()
         """Monotonic time at which the host's silence began."""
         self._second_look = math.inf

@@ -179,7 +179,6 @@ class RunPlace:
         assert self.journal is not None
         root = os.path.abspath(spec.root)
         state.refuse_own(Path(root))
-        state.settle()
         # The copy for a warm host is made in the folder of its sandbox, which has the name of the host's setup.
         name = self.setup.name if self.setup is not None and self.setup.tree is not None else run_id
         self._workspace = open_workspace(

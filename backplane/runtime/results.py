@@ -1,6 +1,6 @@
 """Applies a stored run's result to its folder, or undoes that, for the commands, the web page and Python.
 
-All functions block, and first finish or undo what a killed process left half applied.
+All functions block. Each continues its own work that was cut off.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from backplane.errors import ConfigError, PolicyError, StoreError, WorkspaceErro
 from backplane.receipts.audit import patch_hash, record_hash
 from backplane.receipts.store import Store
 from backplane.runtime.state import StateFolder, refuse_unknown
-from backplane.workspace import Applied, apply_bare, apply_patch
+from backplane.workspace import Applied, apply_bare, apply_patch, go_on
 from backplane.workspace.checkpoints import START, Checkpoint, found, load, rewind_original, told
 from backplane.workspace.patch import RECORD_NAME
 
@@ -58,10 +58,11 @@ def apply_result(folder: StateFolder, run_id: str, wish: Wish = _PLAIN) -> Appli
         ConfigError: `config_invalid`, the folder of a run from another machine is not known.
         StoreError: there is no such run, or its receipt cannot be read.
     """
-    folder.settle()
     with Store.open(folder.home, readonly=True) as store:
         row = store.find(run_id)
         receipt, run_dir, patch = store.load(row.run_id), store.folder(row.run_id), store.patch(row)
+    if (applied := go_on(run_dir, wish.root, check=wish.check, merge=wish.merge)) is not None:
+        return applied
     # The patch file is compared with the receipt when it is read.
     is_promised = any(artifact.kind == "patch" for artifact in receipt.artifacts)
     if wish.at is None and not is_promised and (patch is None or not patch.stat().st_size):
@@ -95,7 +96,6 @@ def rewind_result(folder: StateFolder, run_id: str, to: str = START, *, check: b
         WorkspaceError: `execution_workspace_error`: no such checkpoint, or named files are not as the run left them.
         StoreError: there is no such run, or its receipt cannot be read.
     """
-    folder.settle()
     with Store.open(folder.home, readonly=True) as store:
         receipt = store.load(run_id)
         run_dir = store.folder(receipt.meta.run_id)

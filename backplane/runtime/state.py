@@ -13,10 +13,10 @@ from backplane.contract import canonical
 from backplane.errors import StoreError, WorkspaceError
 from backplane.process.locks import try_lock
 from backplane.receipts.build import RunState
-from backplane.receipts.journal import Journal, applied_fact, failed_fact, head_fact
+from backplane.receipts.journal import Journal, failed_fact, head_fact
 from backplane.receipts.recovery import describe, is_live, note_late
 from backplane.receipts.store import Store
-from backplane.workspace import collect, transaction
+from backplane.workspace import collect, writing
 from backplane.workspace.tree import open_root, opened
 
 if TYPE_CHECKING:
@@ -78,8 +78,6 @@ class StateFolder:
     def __init__(self, home: Path, signer: Signer | None = None) -> None:
         self.home = home
         self._signer = signer
-        self.notes: list[str] = []
-        """Leftovers of a killed control plane that have been settled, one line each."""
         self.problems: list[str] = []
         """Leftovers that could not be sealed or removed, one line each with its next step."""
         self._store: Store | None = None
@@ -95,7 +93,7 @@ class StateFolder:
             if self._store is None:
                 store = Store.open(self.home)
                 try:
-                    self.settle()
+                    self.note_cut_off()
                     recovery = store.recover(self._clean)
                     self.add_problems(*recovery.problems)
                     for row in recovery.rows:
@@ -118,19 +116,9 @@ class StateFolder:
 
             signatures.keep(self.home, receipt.meta.run_id, self._signer.receipt(receipt))
 
-    def settle(self) -> None:
-        """Undo or finish the changes that a killed control plane was applying to originals.
-
-        Raises:
-            StoreError: `receipt_store_failed`.
-        """
-        with self._opening:
-            marks = transaction.pending(self.home / "runs")
-            for found in transaction.settle(marks, lambda run, files: note_late(self.home, run, applied_fact(files))):
-                if found.problem or found.kept:
-                    self.add_problems(found.describe())
-                else:
-                    self.notes.append(found.describe())
+    def note_cut_off(self) -> None:
+        """Note each result whose application to an original was cut off. Raises StoreError: `receipt_store_failed`."""
+        self.add_problems(*writing.cut_off(self.home / "runs"))
 
     def _sweep_stages(self, store: Store) -> None:
         """Remove the folders of sealed runs whose control plane was killed before it removed them."""
@@ -326,7 +314,7 @@ def left_behind(home: Path, store: Store) -> tuple[str, ...]:
     """
     return (
         *map(describe, store.orphans()),
-        *(f"{line}; the next run or `apply` here settles it" for line in transaction.unsettled(home / "runs")),
+        *writing.cut_off(home / "runs"),
     )
 
 

@@ -101,7 +101,7 @@ def main(
         number = sidecar.speak(server.host(), server.work, line_bytes_max=line_bytes_max)
     finally:
         server.close()
-    return number, (*server.plane.state_folder.notes, *server.plane.state_folder.problems)
+    return number, tuple(server.plane.state_folder.problems)
 
 
 def _widen(stdout: int) -> None:

@@ -1,8 +1,7 @@
-"""Puts a run's patch into a workspace, all of it or nothing.
+"""Applies a run's patch to a workspace: checks every path first, then writes file by file.
 
-Whole files are compared, so what would be overwritten is known before anything is touched; a
-file that has changed meanwhile is refused, or merged when asked. Nothing here is told by the
-patch text, and no link of the workspace is followed.
+Whole files are compared: a file is as it was when the run began, or has its new content already, or has changed
+meanwhile and is refused, or merged on request. No link of the workspace is followed.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
-import functools
 import os
 import stat
 from collections.abc import Callable, Generator, Iterator
@@ -20,12 +18,20 @@ from typing import Final
 import msgspec
 
 from backplane.errors import WorkspaceError
-from backplane.workspace import git
+from backplane.workspace import git, writing
 from backplane.workspace.baseline import git_mode
-from backplane.workspace.moves import PathState, folders_above
 from backplane.workspace.pack import LINK, Leaf, blob_id
-from backplane.workspace.patch import CODE, PATCH_NAME, PathTarget, SavedPatch, failure, hashed, load, names
-from backplane.workspace.transaction import exchange, marks_of, settle
+from backplane.workspace.patch import (
+    BLOBS_NAME,
+    CHECKPOINTS_NAME,
+    CODE,
+    PathTarget,
+    SavedPatch,
+    failure,
+    hashed,
+    load,
+    names,
+)
 from backplane.workspace.tree import (
     FILE_FLAGS,
     Quota,
@@ -38,18 +44,21 @@ from backplane.workspace.tree import (
     printable,
     scope,
 )
+from backplane.workspace.writing import Command, Mark, Writing, folders_above
 
 APPLIED_ALREADY: Final = "the patch is applied already"
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """What `apply_patch` has changed, or with `check` would change."""
+    """The files that `apply_patch` has changed, or with `check` would change."""
 
     files: tuple[str, ...]
     merged: bool
-    """A file that had changed meanwhile was merged."""
+    """True if a file that had changed meanwhile was merged."""
     root: str = ""
     """The folder; empty if there was nothing to apply."""
+    went_on: bool = False
+    """True if an earlier call that was cut off was continued; what was asked of that call counts."""
 
     def describe(self, *, is_check: bool) -> str:
         """Return a sentence that says how many files were changed, or would be, and where."""
@@ -57,7 +66,10 @@ class Applied(msgspec.Struct, frozen=True):
             return "the run changed nothing"
         count = f"{len(self.files)} file{'' if len(self.files) == 1 else 's'}"
         merged, here = ", some by a merge" if self.merged else "", os.path.realpath(self.root) == os.path.realpath(".")
-        return f"{'would change' if is_check else 'changed'} {count}{'' if here else f' in {self.root}'}{merged}"
+        before = "going on where it was cut off: " if self.went_on else ""
+        return (
+            f"{before}{'would change' if is_check else 'changed'} {count}{'' if here else f' in {self.root}'}{merged}"
+        )
 
 
 def apply_patch(
@@ -70,116 +82,183 @@ def apply_patch(
     merge: bool = False,
     done: Callable[[int], None] = lambda files: None,
 ) -> Applied:
-    """Put a run's patch into the original workspace, or into `root`; all of it or nothing.
-
-    Nothing of it stays either where this process is killed: see `settle`.
+    """Apply a run's patch to the original workspace, or to `root`; a call that was cut off is continued.
 
     Args:
-        record_sha256: as the receipt has it under `patch`; None where it does not say.
+        record_sha256: hash of the record, from `patch` of the receipt; None if the receipt has none.
         saved: another state of the same run, a checkpoint; None is the patch at its end.
         check: only find out whether it would work.
         merge: merge files that have changed since the run began, instead of refusing.
-        done: called with the number of files once all are in place, before the old ones are thrown away.
+        done: called with the number of files once all are written.
 
     Raises:
-        WorkspaceError: `execution_workspace_error`; there is no patch, a file has changed (named),
-            a merge has conflicts (named), or a write failed: then everything is as before.
+        WorkspaceError: `execution_workspace_error`; there is no patch, a file has changed (named), a merge has
+            conflicts (named), or a write failed; the error says whether a file was changed.
     """
-    with applying(run_dir, is_end=saved is None):
+    with explained(run_dir):
         saved = saved if saved is not None else load(run_dir, record_sha256)
         if root is None and saved.mode == "pass_through":
             raise failure("the run worked in place, so its changes are there already", "nothing is left to do")
         where = Path(saved.root) if root is None else root.resolve(strict=True)
-        return put(saved, run_dir, where, check=check, merge=merge, done=done)
+        return put(run_dir, where, "apply", lambda _: saved, check=check, merge=merge, done=done)
+
+
+def go_on(run_dir: Path, root: Path | None = None, *, check: bool = False, merge: bool = False) -> Applied | None:
+    """Continue an application that was cut off; return None if there is none. Raises as `apply_patch`."""
+    begun = writing.read_mark(run_dir)
+    if begun is None or begun.command != "apply":
+        return None
+    none = SavedPatch(begun.root, "staged", {}, {}, blobs_of(run_dir))
+    with explained(run_dir):
+        where = Path(begun.root) if root is None else root.resolve(strict=True)
+        return put(run_dir, where, "apply", lambda _: none, check=check, merge=merge)
 
 
 @contextlib.contextmanager
-def applying(run_dir: Path, *, is_end: bool = True) -> Iterator[None]:
-    """Settle what was cut off of a run's patch before the block; say what the system refuses in it.
-
-    Args:
-        is_end: it is the patch at the run's end, which lies there as a file.
-    """
+def explained(run_dir: Path) -> Iterator[None]:
+    """Turn an error of the system into one of ours, before a file was changed."""
     try:
-        settle(marks_of(run_dir))
         yield
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "unknown error")
         about = printable(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(run_dir))
-        hint = "nothing was changed"
-        if error.errno == errno.EXDEV:
-            hint += "; another file system is mounted there, where files cannot be exchanged"
-            hint += f": use 'git apply' with '{printable(str(run_dir / PATCH_NAME))}'" if is_end else ""
-        raise failure(f"the patch cannot be applied: {name} at '{about}'", hint) from error
+        raise failure(f"the patch cannot be applied: {name} at '{about}'", "nothing was changed") from error
 
 
 def put(
-    saved: SavedPatch,
     run_dir: Path,
     root: Path,
+    command: Command,
+    make: Callable[[int], SavedPatch],
     *,
     check: bool = False,
     merge: bool = False,
     done: Callable[[int], None] = lambda files: None,
 ) -> Applied:
-    """Bring the files of a patch, or of a checkpoint, from what they were to what they shall be.
+    """Write the files of a patch or a checkpoint, or continue the write that was cut off.
 
     Args:
-        run_dir: the run's folder; what is under way is noted beside it.
+        command: the command that can continue this write.
+        make: returns the files, for the folder's handle; not called if a write is continued.
 
     Raises:
-        OSError, WorkspaceError: as `apply_patch`.
+        OSError: nothing was changed.
+        WorkspaceError: as `apply_patch`.
     """
     with opened(open_root(root)) as handle:
-        plan = _Plan(saved, handle)
-        steps, merged = plan.make(merge)
         if check:
-            for result in steps.values():
-                collections.deque(result.pieces(), maxlen=0)
-        elif steps:
-            with exchange(run_dir, root, handle, plan.found, steps):
-                done(len(steps))
-    return Applied(tuple(printable(path) for path in sorted(steps)), merged, str(root))
+            begun = writing.read_mark(run_dir)
+            saved = _continued(run_dir, root, command, begun)
+            plan = _Plan(saved or make(handle), handle, writing.mark_of(run_dir) if begun is not None else None)
+            plan.make(merge)
+            for leaf in [target.after for target in plan.targets if target.after is not None]:
+                if leaf.oid not in plan.made:
+                    collections.deque(plan.saved.pieces(leaf), maxlen=0)
+            return plan.applied(root)
+        with writing.marked(run_dir) as mark:
+            begun = mark.read()
+            saved = _continued(run_dir, root, command, begun)
+            if begun is not None:
+                writing.remove_temporary(handle, begun)
+            plan = _Plan(saved or make(handle), handle, mark.path if begun is not None else None)
+            plan.make(merge)
+            if plan.targets:
+                _write(run_dir, mark, handle, plan, writing.plan(command, root, plan.targets), begun)
+            applied = plan.applied(root)
+            if applied.files:
+                done(len(applied.files))
+            mark.remove()
+            return applied
+
+
+def _continued(run_dir: Path, root: Path, command: Command, begun: Writing | None) -> SavedPatch | None:
+    """Return the files of a write that was cut off. Raises WorkspaceError if another command must continue it."""
+    if begun is None:
+        return None
+    if (begun.command, begun.root) != (command, str(root)):
+        raise failure(begun.describe(run_dir.name), f"first: backplane {begun.command} {run_dir.name[:8]}")
+    targets = {target.path: target for target in begun.targets}
+    return SavedPatch(begun.root, "staged", targets, {}, blobs_of(run_dir))
+
+
+def blobs_of(run_dir: Path) -> tuple[Path, Path]:
+    """Return the folders of a run's contents: those of its patch, and those of its checkpoints."""
+    return run_dir / BLOBS_NAME, run_dir / CHECKPOINTS_NAME / "blobs"
+
+
+def _write(run_dir: Path, mark: Mark, root: int, plan: _Plan, planned: Writing, begun: Writing | None) -> None:
+    """Write the files of a plan.
+
+    Raises:
+        OSError: nothing was changed.
+        WorkspaceError: a file has changed meanwhile, or could not be written after others were.
+    """
+    try:
+        for oid, data in plan.made.items():
+            blobs_of(run_dir)[0].mkdir(mode=0o700, exist_ok=True)
+            (blobs_of(run_dir)[0] / oid.hex()).write_bytes(data)
+        mark.write(planned)
+        places = writing.write_temporary(root, planned, plan.saved, plan.found)
+    except BaseException:
+        writing.remove_temporary(root, planned)
+        mark.write(begun) if begun is not None else mark.remove()
+        raise
+    try:
+        writing.put_in_place(root, planned, plan.found, places)
+    except (OSError, WorkspaceError) as error:
+        fact = f"{planned.describe(run_dir.name)}; it failed at "
+        about = f"'{printable(str(error.filename))}': {error.strerror}" if isinstance(error, OSError) else error.message
+        raise failure(fact + about, "mend that, then go on") from error
 
 
 class _Plan:
-    """Finds out what must be written where, and writes nothing."""
+    """Finds out which files must be written; writes nothing.
 
-    def __init__(self, saved: SavedPatch, root: int) -> None:
+    Args:
+        mark: the mark of the write that is continued; None for a new one.
+    """
+
+    def __init__(self, saved: SavedPatch, root: int, mark: Path | None) -> None:
         self.saved = saved
         self.root = root
         self.found: dict[str, os.stat_result | None] = {}
-        """What was seen of each touched path; it must still be so when it is replaced."""
+        """The facts of each path; a file that has others when it is replaced is refused."""
+        self.targets: list[PathTarget] = []
+        """Paths that do not have their new content, with their present one as `before`."""
+        self.made: dict[bytes, bytes] = {}
+        """Contents that are kept nowhere yet, by git's name."""
+        self.merged = False
+        self._mark = mark
         self._now: dict[str, Leaf | None] = {}
 
-    def make(self, merge: bool) -> tuple[dict[str, PathState], bool]:
-        moved = [path for path, target in self.saved.targets.items() if self._leaf_now(path) != target.before]
+    def applied(self, root: Path) -> Applied:
+        paths = self.saved.targets if self._mark is not None else [target.path for target in self.targets]
+        return Applied(tuple(map(printable, sorted(paths))), self.merged, str(root), self._mark is not None)
+
+    def make(self, merge: bool) -> None:
+        """Compare every path. Raises WorkspaceError: files have changed, or conflict."""
+        targets = self.saved.targets
+        moved = [path for path, target in targets.items() if self._leaf_now(path) not in (target.before, target.after)]
         moved += self._blocked()
         if moved and not merge:
-            if all(self._leaf_now(path) == target.after for path, target in self.saved.targets.items()):
-                raise failure(APPLIED_ALREADY, "nothing is left to do")
-            fact = f"changed since the run began: {names(sorted(moved))}"
-            raise failure(fact, "look at them, or merge with --merge")
-        steps: dict[str, PathState] = {}
+            given_up = "" if self._mark is None else f", or give up what was cut off: remove '{self._mark}'"
+            hint = f"look at them, or merge with --merge{given_up}"
+            raise failure(f"changed since the run began: {names(sorted(moved))}", hint)
+        results: dict[str, Leaf | None] = {path: target.after for path, target in targets.items() if path not in moved}
         conflicts: list[str] = []
-        for path, target in self.saved.targets.items():
-            if path not in moved:
-                steps.setdefault(path, self._as_saved(target))
         for path in moved:
             try:
-                steps |= self._merge(self.saved.targets[path])
+                results |= self._merge(targets[path])
             except _ConflictError:
                 conflicts.append(path)
         if conflicts:
             hint = "merge by hand: git apply --reject PATCH; `backplane receipts show RUN` names the patch"
             raise failure(f"conflicts in {names(sorted(conflicts))}; nothing was changed", hint)
-        return steps, bool(moved)
-
-    def _as_saved(self, target: PathTarget) -> PathState:
-        return PathState(None) if target.after is None else self._saved(target.after.mode, target.after)
-
-    def _saved(self, mode: int, leaf: Leaf) -> PathState:
-        return PathState(mode, functools.partial(self.saved.pieces, leaf))
+        self.merged = bool(moved)
+        changed = sorted(path for path, leaf in results.items() if leaf != self._leaf_now(path))
+        self.targets = [PathTarget(path, self._now[path], results[path]) for path in changed]
+        if targets and not (self.targets or self._mark or merge):
+            raise failure(APPLIED_ALREADY, "nothing is left to do")
 
     def _leaf_now(self, path: str) -> Leaf | None:
         if path not in self._now:
@@ -187,7 +266,7 @@ class _Plan:
         return self._now[path]
 
     def _look(self, path: str) -> Leaf | None:
-        """A path's present leaf, links not followed; None where there is no file or link."""
+        """Return a path's present leaf without following links; None if there is no file or link."""
         self.found[path] = None
 
         def look(folder: int, name: str, facts: os.stat_result) -> Leaf | None:
@@ -202,21 +281,18 @@ class _Plan:
 
         return look_at(self.root, path, look)
 
-    def _present(self, path: str, leaf: Leaf) -> Iterator[bytes]:
-        """The content of what was seen at a path; raises WorkspaceError when it has changed meanwhile."""
+    def _present(self, path: str, leaf: Leaf) -> bytes:
+        """Return the content that was seen at a path. Raises WorkspaceError if it has changed meanwhile."""
         with opened(open_folder(self.root, parent(path))) as handle:
             name = path[len(parent(path)) :]
-            if leaf.mode == LINK:
-                data = os.fsencode(os.readlink(name, dir_fd=handle))
-                oid = blob_id(data)
-                yield data
-            else:
-                oid = yield from _content(handle, name)
-        if oid != leaf.oid:
+            is_link = leaf.mode == LINK
+            data = os.fsencode(os.readlink(name, dir_fd=handle)) if is_link else b"".join(_content(handle, name))
+        if blob_id(data) != leaf.oid:
             raise failure(f"'{printable(path)}' was changed just now; nothing was applied", "try again")
+        return data
 
     def _blocked(self) -> list[str]:
-        """New paths whose place is taken: by a folder, a device, or a file or link above them."""
+        """Return new paths whose place is taken: by a folder, a device, or a file or link above them."""
         gone = {path for path, target in self.saved.targets.items() if target.after is None}
         return [
             path
@@ -231,10 +307,10 @@ class _Plan:
                 return False
             if kind != stat.S_IFDIR:
                 return True
-        return not self._holds_only(path, gone)
+        return not self._has_only(path, gone)
 
-    def _holds_only(self, path: str, gone: set[str]) -> bool:
-        """Whether a folder will be empty once these files are gone."""
+    def _has_only(self, path: str, gone: set[str]) -> bool:
+        """Return True if a folder will be empty once these files are removed."""
         everything = scope(CODE, Quota(bytes_max=0, files_max=len(gone) * 2 + 1_000))
         try:
             with opened(open_folder(self.root, path)) as handle:
@@ -243,44 +319,46 @@ class _Plan:
             return False
         return not listing.special and all(f"{path}/{name}" in gone for name in listing.paths())
 
-    def _merge(self, target: PathTarget) -> dict[str, PathState]:
-        """Merge one path that has changed here since; raises `_ConflictError`."""
-        self._leaf_now(target.path)
-        now = self._now[target.path]
+    def _merge(self, target: PathTarget) -> dict[str, Leaf | None]:
+        """Merge one path that has changed since; raises `_ConflictError`."""
+        now = self._leaf_now(target.path)
         moved_to = next((new for new, old in self.saved.renames.items() if old == target.path), None)
-        if now == target.after:
-            return {}
         if moved_to is not None and target.after is None and now and target.before:
-            # Renamed there, edited here: the edit goes along to the new name.
+            # It was renamed there and edited here: the edit moves to the new name.
             following = self.saved.targets[moved_to]
             if self._leaf_now(moved_to) is not None or following.after is None:
                 raise _ConflictError
             both = self._merge_files(target.path, target.before, now, following.after)
-            return {target.path: PathState(None), moved_to: both}
+            return {target.path: None, moved_to: both}
         if now is None or target.before is None or target.after is None:
             raise _ConflictError
         return {target.path: self._merge_files(target.path, target.before, now, target.after)}
 
-    def _merge_files(self, path: str, base: Leaf, ours: Leaf, theirs: Leaf) -> PathState:
+    def _merge_files(self, path: str, base: Leaf, ours: Leaf, theirs: Leaf) -> Leaf:
         mode = theirs.mode if ours.mode == base.mode else ours.mode
         if theirs.mode not in (mode, base.mode):
             raise _ConflictError
         if ours.oid in (base.oid, theirs.oid):
-            return self._saved(mode, theirs)
+            return Leaf(mode, theirs.oid)
         if theirs.oid == base.oid:
-            return PathState(mode, functools.partial(self._present, path, ours))
+            return self._keep(mode, self._present(path, ours))
         if LINK in (base.mode, ours.mode, theirs.mode):
             raise _ConflictError
         with git.scratch(self.saved.blobs[0].parent, CODE) as scratch:
-            data = b"".join(self._present(path, ours))
+            data = self._present(path, ours)
             both = git.merge(scratch, data, self.saved.content(base), self.saved.content(theirs))
         if both is None:
             raise _ConflictError
-        return PathState(mode, lambda: (both,))
+        return self._keep(mode, both)
+
+    def _keep(self, mode: int, data: bytes) -> Leaf:
+        leaf = Leaf(mode, blob_id(data))
+        self.made[leaf.oid] = data
+        return leaf
 
 
 def _content(folder: int, name: str) -> Generator[bytes, None, bytes]:
-    """A regular file's content, a piece at a time; returns git's name of it. Raises OSError."""
+    """Yield a regular file's content in pieces; return git's name of it. Raises OSError."""
     with opened(os.open(name, FILE_FLAGS, dir_fd=folder)) as file:
         return (yield from hashed(file, os.fstat(file).st_size))
 

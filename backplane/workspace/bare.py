@@ -1,7 +1,7 @@
-"""A patch without the record of its files, as it comes with a receipt from another machine, put into a folder.
+"""Applies a patch without a record of its files, as it comes with a receipt from another machine.
 
-Git makes of it, among copies of the files that it names, what shall be; that is put into place as a run's own patch
-is, all of it or nothing. Whose patch it is, the receipt says by its hash.
+Git applies it to copies of the files that it names; the results are written as those of a run's own patch. The
+receipt's hash proves that it is the run's patch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from backplane.errors import WorkspaceError
 from backplane.policy.paths import unescaped
 from backplane.workspace import git
-from backplane.workspace.apply import APPLIED_ALREADY, Applied, applying, put
+from backplane.workspace.apply import APPLIED_ALREADY, Applied, blobs_of, explained, put
 from backplane.workspace.baseline import read_leaf
 from backplane.workspace.git import Scratch
 from backplane.workspace.pack import LINK, Leaf
@@ -30,6 +30,7 @@ from backplane.workspace.tree import (
     open_root,
     opened,
     printable,
+    remove_tree,
 )
 
 _BECOMES: Final = re.compile(rb"index [0-9a-f]{40}\.\.([0-9a-f]{40})")
@@ -38,39 +39,51 @@ _SOURCES: Final = (b"rename from ", b"copy from ")
 
 
 def apply_bare(run_dir: Path, sha256: str, root: Path, *, check: bool = False, merge: bool = False) -> Applied:
-    """Put the patch beside a receipt into a folder; all of it or nothing.
+    """Apply the patch beside a receipt to a folder; a call that was cut off is continued.
 
     Args:
-        sha256: of the patch, as the receipt has it.
+        sha256: hash of the patch, from the receipt.
         check: only find out whether it would work.
-        merge: also where the files are others than those it was made of, and its lines still fit.
+        merge: also apply it to files that differ from those of the run, if its lines still fit.
 
     Raises:
         WorkspaceError: `execution_workspace_error`; it is another patch, a file has changed (named), it does not fit,
-            or a write failed: then everything is as before.
+            or a write failed; the error says whether a file was changed.
     """
-    with applying(run_dir):
-        root = root.resolve(strict=True)
-        with git.scratch(run_dir, CODE) as scratch, opened(open_root(root)) as handle:
-            saved, merged = _Made(scratch, handle).saved(run_dir / PATCH_NAME, sha256, str(root))
+    merged: list[str] = []
+    with explained(run_dir), git.scratch(run_dir, CODE) as scratch:
+        blobs = scratch.folder / "blobs" if check else blobs_of(run_dir)[0]
+
+        def make(root: int) -> SavedPatch:
+            made = _Made(scratch, root, blobs)
+            saved, found = made.saved(run_dir / PATCH_NAME, sha256)
+            merged.extend(found)
             if merged and not merge:
                 fact = f"changed since the run began: {names(merged)}"
                 raise failure(fact, "look at them, or merge with --merge")
-            return msgspec.structs.replace(put(saved, run_dir, root, check=check), merged=bool(merged))
+            return saved
+
+        applied = put(run_dir, root.resolve(strict=True), "apply", make, check=check, merge=merge)
+        remove_tree(blobs)
+    return msgspec.structs.replace(applied, merged=applied.merged or bool(merged))
 
 
 class _Made:
-    """What git makes of a patch, in a folder of its own."""
+    """Computes with git what a patch makes of the files in a folder.
 
-    def __init__(self, scratch: Scratch, root: int) -> None:
-        self._scratch, self._root = scratch, root
-        self._patch = scratch.folder / PATCH_NAME
-        self._tree, self._blobs = scratch.folder / "tree", scratch.folder / "blobs"
+    Args:
+        root: handle of the folder.
+        blobs: folder for the contents before and after.
+    """
+
+    def __init__(self, scratch: Scratch, root: int, blobs: Path) -> None:
+        self._scratch, self._root, self._blobs = scratch, root, blobs
+        self._patch, self._tree = scratch.folder / PATCH_NAME, scratch.folder / "tree"
         self._tree.mkdir()
-        self._blobs.mkdir()
+        self._blobs.mkdir(mode=0o700, exist_ok=True)
 
-    def saved(self, patch: Path, sha256: str, root: str) -> tuple[SavedPatch, list[str]]:
-        """The patch as of a run of this folder, and the files that are others than it was made of."""
+    def saved(self, patch: Path, sha256: str) -> tuple[SavedPatch, list[str]]:
+        """Return the patch as one of a run of this folder, and the files that differ from those of the run."""
         self._take(patch, sha256)
         paths, becomes = self._read()
         with opened(open_root(self._tree)) as tree:
@@ -80,7 +93,7 @@ class _Made:
         targets = {path: PathTarget(path, before[path], after[path]) for path in paths}
         known = becomes | {leaf.oid for leaf in before.values() if leaf is not None}
         merged = [path for path, leaf in after.items() if leaf is not None and leaf.oid not in known]
-        return SavedPatch(root, "staged", targets, {}, (self._blobs,)), merged
+        return SavedPatch("", "staged", targets, {}, (self._blobs,)), merged
 
     def _take(self, patch: Path, sha256: str) -> None:
         """Copy the patch to where nobody changes it, and see whose it is."""

@@ -18,19 +18,11 @@ import msgspec
 
 from backplane.errors import WorkspaceError
 from backplane.workspace import patch
-from backplane.workspace.apply import APPLIED_ALREADY, Applied, put
+from backplane.workspace.apply import APPLIED_ALREADY, Applied, blobs_of, put
 from backplane.workspace.pack import Leaf, ObjectNames, write_trees
-from backplane.workspace.patch import (
-    BLOBS_NAME,
-    RECORD_BYTES_MAX,
-    PathTarget,
-    SavedPatch,
-    failure,
-)
+from backplane.workspace.patch import CHECKPOINTS_NAME, RECORD_BYTES_MAX, PathTarget, SavedPatch, failure
 from backplane.workspace.tree import printable
 from backplane.workspace.workspace import Workspace
-
-FOLDER_NAME: Final = "checkpoints"
 
 START: Final = "start"
 """Names the state at the run's beginning; it is always there."""
@@ -80,7 +72,7 @@ class Checkpoints:
 
     @property
     def _folder(self) -> Path:
-        return self._run_dir / FOLDER_NAME
+        return self._run_dir / CHECKPOINTS_NAME
 
     @property
     def _blobs(self) -> Path:
@@ -214,7 +206,7 @@ def load(run_dir: Path, checkpoint: Checkpoint) -> SavedPatch:
     Raises:
         WorkspaceError: `execution_workspace_error`.
     """
-    folder = run_dir / FOLDER_NAME
+    folder = run_dir / CHECKPOINTS_NAME
     if _ID.fullmatch(checkpoint.id) is None:
         raise failure(f"{printable(checkpoint.id)[:80]!r} is no checkpoint's id", "do not trust it")
     try:
@@ -252,20 +244,16 @@ def rewind_original(
         was = then.after if then is not None else ended.before if ended is not None else None
         if now != was:
             steps[path] = PathTarget(path, now, was)
+    saved = SavedPatch(final.root, "staged", steps, {}, blobs_of(run_dir))
     try:
-        blobs = (run_dir / BLOBS_NAME, run_dir / FOLDER_NAME / "blobs")
-        saved = SavedPatch(final.root, "staged", steps, {}, blobs)
-        return put(saved, _marked(run_dir), Path(final.root), check=check)
+        return put(run_dir, Path(final.root), "rewind", lambda _: saved, check=check)
     except WorkspaceError as error:
         if error.message == APPLIED_ALREADY:
             raise failure("the workspace is in this state already", "nothing is left to do") from error
+        if not error.message.startswith("changed since"):
+            raise
         hint = f"undo these changes first, or take out the run's whole patch: git apply -R {run_dir / patch.PATCH_NAME}"
         raise failure(f"not as the run left it: {error.message}", hint) from error
     except OSError as error:
         hint = "nothing was changed; look at the disks of the workspace and of the state folder"
         raise failure(f"'{printable(final.root)}' cannot be rewound: {error.strerror}", hint) from error
-
-
-def _marked(run_dir: Path) -> Path:
-    """Beside what the exchange is noted: not the run's own name, as that would say its patch was applied."""
-    return run_dir.with_name(f"{run_dir.name}-rewind")

@@ -35,6 +35,7 @@ from backplane.workspace.tree import (
 PATCH_NAME: Final = "patch.diff"
 RECORD_NAME: Final = "patch.json"
 BLOBS_NAME: Final = "patch.blobs"
+CHECKPOINTS_NAME: Final = "checkpoints"
 
 _HEAD_LINES: Final = 3
 """Lines of the record with its brace, root and mode."""
@@ -166,10 +167,15 @@ def _record(
     yield json.dumps(head, indent=1).removesuffix("\n}") + ',\n "files": ['
     comma = ""
     for path in sorted({*before, *after}):
-        fact = {"path": path, "before": _leaf_json(before.get(path)), "after": _leaf_json(after.get(path))}
+        fact = target_json(PathTarget(path, before.get(path), after.get(path)))
         yield f"{comma}\n  {json.dumps(fact)}"
         comma = ","
     yield f'\n ],\n "renames": {json.dumps(renames)}\n}}\n'
+
+
+def target_json(target: PathTarget) -> dict[str, Any]:
+    """Return a path with its contents as it is written to a record."""
+    return {"path": target.path, "before": _leaf_json(target.before), "after": _leaf_json(target.after)}
 
 
 def _leaf_json(leaf: Leaf | None) -> dict[str, str] | None:
@@ -283,10 +289,7 @@ def read_record(data: bytes, blobs: Path) -> tuple[dict[str, Any], SavedPatch]:
         ValueError, LookupError, TypeError, RecursionError: it is no record.
     """
     record: dict[str, Any] = json.loads(data)
-    rows = [PathTarget(row["path"], _read_leaf(row["before"]), _read_leaf(row["after"])) for row in record["files"]]
-    for row in rows:
-        check_path(row.path)
-    targets = {row.path: row for row in rows}
+    targets = {row.path: row for row in map(read_target, record["files"])}
     return record, SavedPatch(record["root"], record["mode"], targets, dict(record["renames"]), (blobs,))
 
 
@@ -302,6 +305,12 @@ def read_kept(path: Path, bytes_max: int) -> bytes:
 def _not_kept(path: Path, bytes_max: int) -> WorkspaceError:
     fact = f"'{path.name}' of the run is no file of at most {bytes_max} bytes"
     return failure(fact, "the run's folder was changed by somebody")
+
+
+def read_target(row: Any) -> PathTarget:
+    """Read what `target_json` returned. Raises as `read_record`."""
+    check_path(row["path"])
+    return PathTarget(row["path"], _read_leaf(row["before"]), _read_leaf(row["after"]))
 
 
 def _read_leaf(value: Any) -> Leaf | None:

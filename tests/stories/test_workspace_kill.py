@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from tests.all.doors.test_workspace_kill import (  # noqa: F401
     patched,
-    test_a_kill_of_apply_leaves_all_or_nothing,
+    test_a_kill_of_apply_leaves_old_or_new_files_and_applying_goes_on,
 )

@@ -13,9 +13,9 @@ from typing import Final
 import pytest
 
 from backplane.errors import WorkspaceError
-from backplane.workspace import apply_patch, transaction
+from backplane.workspace import apply_patch, writing
 from tests.receipt_writer import memory_of, puts
-from tests.test_workspace import Place, snapshot
+from tests.test_workspace import Place, files_of, snapshot
 
 KILLER: Final = """
 import os, sys
@@ -24,7 +24,7 @@ armed = False
 def killing(event, words):
     global left, armed
     creates = event == "open" and isinstance(words[2], int) and words[2] & os.O_CREAT
-    armed = armed or (creates and str(words[0]).endswith(".begun"))
+    armed = armed or (creates and str(words[0]).endswith(".applying"))
     if armed and (creates or event in CHANGES):
         left -= 1
         if left < 0:
@@ -71,69 +71,59 @@ def patched(tmp_path: Path) -> Place:
 
 
 def kill_at(patched: Place, steps: Iterable[int]) -> None:
-    """Apply and kill before each of these changes of the disk, and settle: it is all there, or nothing of it."""
-    before, kept = snapshot(patched.original), patched.base / "kept"
+    """Apply and kill before each of these changes of the disk: each file is old or new, and applying goes on."""
+    before, kept = files_of(patched.original), patched.base / "kept"
     shutil.copytree(patched.original, kept, symlinks=True)
-    told: list[bool] = []
+    apply_patch(patched.run_dir)
+    after = files_of(patched.original)
+    cut = 0
     for step in steps:
+        shutil.rmtree(patched.original)
+        shutil.copytree(kept, patched.original, symlinks=True)
         code = killed(APPLY + "apply_patch(Path(sys.argv[1]))", step, str(patched.run_dir))
-        found = transaction.settle(transaction.pending(patched.base))
-        told += [one.applied for one in found]
-        assert [(one.problem, one.kept) for one in found] in ([], [("", ())])
-        assert transaction.pending(patched.base) == []
-        now = snapshot(patched.original)
-        if any(one.applied for one in found) or code == 0:
-            with pytest.raises(WorkspaceError, match="applied already"):
-                apply_patch(patched.run_dir)
-            shutil.rmtree(patched.original)
-            shutil.copytree(kept, patched.original, symlinks=True)
-        else:
-            assert now == before
+        now = {path: data for path, data in files_of(patched.original).items() if b".backplane-" not in path}
+        assert all(data in (before.get(path), after.get(path)) for path, data in now.items())
+        assert before.keys() & after.keys() <= now.keys()
+        lines = writing.cut_off(patched.base)
+        cut += len(lines)
+        assert lines or code == 0 or now == before
         if code == 0:
             break
-    assert step > 20
-    assert {True, False} == set(told)
-    assert apply_patch(patched.run_dir).files
+        assert apply_patch(patched.run_dir).files
+        assert files_of(patched.original) == after
+        assert writing.cut_off(patched.base) == []
+        with pytest.raises(WorkspaceError, match="applied already"):
+            apply_patch(patched.run_dir)
+    assert step > 15
+    assert cut > 2
 
 
-def test_a_kill_of_apply_leaves_all_or_nothing(patched: Place) -> None:
-    kill_at(patched, range(1, CHANGES_MAX, 5))
+def test_a_kill_of_apply_leaves_old_or_new_files_and_applying_goes_on(patched: Place) -> None:
+    kill_at(patched, range(1, CHANGES_MAX, 4))
 
 
-def test_what_somebody_has_changed_since_is_left_and_the_old_file_kept(patched: Place) -> None:
-    for step in range(10, CHANGES_MAX):
-        transaction.settle(transaction.pending(patched.base))
-        killed(APPLY + "apply_patch(Path(sys.argv[1]))", step, str(patched.run_dir))
-        if "E\n" in contents(patched.original).values():
-            break
-    (patched.original / "edited").write_text("mine since\n")
-    (found,) = transaction.settle(transaction.pending(patched.base))
-    assert (found.kept, found.problem) == (("edited",), "")
-    assert "'edited', changed since; what was there before lies in its folder .backplane-" in found.describe()
-    assert (patched.original / "edited").read_text() == "mine since\n"
-    assert (patched.original / "gone/deep/f").read_text() == "f\n"
-    (depot,) = patched.original.glob(".backplane-*")
-    assert "e\n" in [path.read_text() for path in depot.iterdir() if path.is_file()]
-
-
-def test_an_exchange_that_is_under_way_is_left_alone(patched: Place) -> None:
-    with transaction._begin(patched.run_dir):
-        assert transaction.settle(transaction.pending(patched.base)) == []
-        assert transaction.unsettled(patched.base) == []
+def test_a_write_that_is_under_way_is_left_alone(patched: Place) -> None:
+    with writing.marked(patched.run_dir) as mark:
+        mark.write(writing.plan("apply", patched.original, ()))
+        assert writing.cut_off(patched.base) == []
         with pytest.raises(WorkspaceError, match="another command"):
             apply_patch(patched.run_dir)
-    assert transaction.unsettled(patched.base) == ["run run: putting its patch was cut off"]
-    assert apply_patch(patched.run_dir).files
+    (line,) = writing.cut_off(patched.base)
+    assert line.startswith(f"run run: putting its patch into '{patched.original}' was cut off")
+    assert line.endswith("`backplane apply run` goes on")
 
 
-def test_a_mark_that_cannot_be_read_touches_nothing_and_is_told(tmp_path: Path) -> None:
-    mark = tmp_path / ".run.begun"
+def test_a_mark_that_cannot_be_read_is_named_and_nothing_is_changed(patched: Place) -> None:
+    mark = writing.mark_of(patched.run_dir)
     mark.write_bytes(b"not json\n")
-    assert transaction.unsettled(tmp_path) == ["run run: putting its patch was cut off"]
-    (found,) = transaction.settle(transaction.pending(tmp_path))
-    assert found.problem
-    assert "the next start tries again" in found.describe()
-    assert mark.exists()
+    before = snapshot(patched.original)
+    (line,) = writing.cut_off(patched.base)
+    assert f"'{mark}' cannot be read" in line
+    with pytest.raises(WorkspaceError, match="cannot be read"):
+        apply_patch(patched.run_dir)
+    assert snapshot(patched.original) == before
+    mark.write_bytes(b'{"half')  # Nothing is changed before the first line is whole.
+    assert apply_patch(patched.run_dir).files
 
 
 @pytest.mark.parametrize("kind", ["pipe", "deep"])

@@ -1,0 +1,316 @@
+"""Writes planned contents into a folder, file by file; a write that was cut off can be continued.
+
+A mark beside the run's folder lists every path with its old and new content before the first file changes, and is
+removed once all files are in place. New contents are first written under temporary names, so that a full disk or a
+missing right changes no file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from backplane.errors import BackplaneError, StoreError
+from backplane.process.locks import try_lock
+from backplane.workspace.copying import write_all
+from backplane.workspace.pack import LINK, PROGRAM, Leaf
+from backplane.workspace.patch import PathTarget, SavedPatch, failure, read_target, target_json
+from backplane.workspace.tree import look_at, open_folder, open_root, opened, parent, printable, unguessable
+
+SYNC_EACH_MAX: Final = 200
+"""Files and folders that are synced one by one, some ms each; for more, one sync of all disks is faster."""
+
+_END: Final = ".applying"
+_MARK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+Command = Literal["apply", "rewind"]
+"""The command that writes, and that can continue after it was cut off."""
+
+Seen = Mapping[str, os.stat_result | None]
+"""The facts of each path when the write was planned; a file that has changed since is not replaced."""
+
+
+class Writing(msgspec.Struct, frozen=True):
+    """A planned write."""
+
+    command: Command
+    root: str
+    token: str
+    """Part of the names of the temporary files."""
+    targets: tuple[PathTarget, ...]
+
+    @property
+    def fresh(self) -> Iterator[tuple[PathTarget, Leaf, str]]:
+        """The paths that get a content, with their temporary names."""
+        for number, target in enumerate(self.targets):
+            if target.after is not None:
+                yield target, target.after, f".backplane-{self.token}-{number}"
+
+    def describe(self, run: str) -> str:
+        """Return one line that says what was cut off, and how to continue."""
+        into = "putting its patch into" if self.command == "apply" else "rewinding"
+        fact = f"run {run}: {into} '{printable(self.root)}' was cut off, and some files may be written"
+        return f"{fact}: `git status` there shows them, `backplane {self.command} {run[:8]}` goes on"
+
+
+def plan(command: Command, root: Path, targets: Iterable[PathTarget]) -> Writing:
+    """Make a new write of these paths."""
+    return Writing(command, str(root), unguessable(), tuple(targets))
+
+
+class Mark:
+    """The locked mark of one run's write; a mark without a whole line says that nothing was written yet."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def read(self) -> Writing | None:
+        """Return the write that was cut off; None if there is none."""
+        return _read(self.path)
+
+    def write(self, writing: Writing) -> None:
+        """Store a planned write. Raises OSError."""
+        # The standard library's writer, because names that are not UTF-8 contain lone surrogates.
+        rows = [target_json(target) for target in writing.targets]
+        head = {"command": writing.command, "root": writing.root, "token": writing.token}
+        os.ftruncate(self._fd, 0)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        write_all(self._fd, json.dumps({**head, "targets": rows}).encode() + b"\n")
+        os.fsync(self._fd)
+        _sync_folder(self.path.parent)
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def marked(run_dir: Path) -> Iterator[Mark]:
+    """Lock the mark of a run's write, and remove it after the block if it is empty.
+
+    Raises:
+        WorkspaceError: `execution_workspace_error`, another command writes this run's result.
+    """
+    path = mark_of(run_dir)
+    with opened(os.open(path, _MARK_FLAGS, 0o600)) as fd:
+        if not try_lock(fd) or not os.fstat(fd).st_nlink:
+            raise failure("another command is putting this patch into its place", "try again when it has ended")
+        try:
+            yield Mark(path, fd)
+        finally:
+            if not os.fstat(fd).st_size:
+                path.unlink(missing_ok=True)
+
+
+def mark_of(run_dir: Path) -> Path:
+    """Return the path of a run's mark."""
+    return run_dir.with_name(f".{run_dir.name}{_END}")
+
+
+def read_mark(run_dir: Path) -> Writing | None:
+    """Return the write of a run's result that was cut off; None if there is none. Raises WorkspaceError as `marked`."""
+    return _read(mark_of(run_dir))
+
+
+def _read(path: Path) -> Writing | None:
+    try:
+        lines = path.read_bytes().split(b"\n")
+        made: dict[str, Any] | None = json.loads(lines[0]) if len(lines) > 1 else None
+        if made is None:
+            return None
+        targets = tuple(map(read_target, made["targets"]))
+        return Writing(made["command"], made["root"], made["token"], targets)
+    except FileNotFoundError:
+        return None
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        hint = "look at the workspace with `git status`, and then remove this file"
+        raise failure(f"'{printable(str(path))}' cannot be read: {type(error).__name__}", hint) from error
+
+
+def cut_off(runs: Path) -> list[str]:
+    """Return a line for each write that was cut off and not continued yet.
+
+    Raises:
+        StoreError: `receipt_store_failed`, the folder cannot be read.
+    """
+    found = []
+    try:
+        marks = sorted(name for name in os.listdir(runs) if name.endswith(_END))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        fact = f"{runs} cannot be read: {error.strerror}"
+        raise StoreError("receipt_store_failed", fact, hint="give this user the state directory") from error
+    for name in marks:
+        run = name.removeprefix(".").removesuffix(_END)
+        with contextlib.suppress(OSError), opened(os.open(runs / name, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+            if try_lock(fd) and os.fstat(fd).st_nlink:
+                try:
+                    writing = _read(runs / name)
+                except BackplaneError as error:
+                    found.append(f"run {run}: {error}")
+                else:
+                    found += [writing.describe(run)] if writing is not None else []
+    return found
+
+
+# The files -----------------------------------------------------------------------------------------------------------
+
+
+def write_temporary(root: int, writing: Writing, saved: SavedPatch, seen: Seen) -> dict[str, str]:
+    """Write all new contents under temporary names; return the folder of each path's temporary file.
+
+    Args:
+        root: handle of the folder.
+        saved: has the contents.
+
+    Raises:
+        OSError, WorkspaceError: one cannot be written, or a file has changed since the write was planned.
+    """
+    places: dict[str, str] = {}
+    fresh = list(writing.fresh)
+    each = len(fresh) <= SYNC_EACH_MAX
+    for target, leaf, name in fresh:
+        with _about(target.path):
+            places[target.path] = _deepest(root, target.path)
+            with opened(open_folder(root, places[target.path])) as folder:
+                _write_one(folder, name, leaf, saved, seen.get(target.path), sync=each)
+    if not each:
+        os.sync()
+    for target in writing.targets:
+        _require_same(root, target.path, seen.get(target.path))
+    return places
+
+
+def put_in_place(root: int, writing: Writing, seen: Seen, places: Mapping[str, str]) -> None:
+    """Remove the files that go, and move the new ones to their names.
+
+    Args:
+        places: as `write_temporary` returned it.
+
+    Raises:
+        OSError, WorkspaceError: after some of them may have been moved.
+    """
+    for target in sorted(writing.targets, key=lambda target: target.path, reverse=True):
+        if target.after is None and seen.get(target.path) is not None:
+            with _about(target.path):
+                _require_same(root, target.path, seen.get(target.path))
+                _remove(root, target.path)
+    for target, _, name in writing.fresh:
+        with _about(target.path):
+            _move_in(root, target.path, places[target.path], name, seen.get(target.path))
+    folders = {parent(target.path) for target in writing.targets}
+    if len(folders) > SYNC_EACH_MAX:
+        os.sync()
+        return
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), opened(open_folder(root, folder)) as handle:
+            os.fsync(handle)
+
+
+def remove_temporary(root: int, writing: Writing) -> None:
+    """Remove the temporary files that a write has left."""
+    for target, _, name in writing.fresh:
+        for folder in ("", *folders_above([target.path])):
+            with contextlib.suppress(OSError), opened(open_folder(root, folder)) as handle:
+                os.unlink(name, dir_fd=handle)
+
+
+@contextlib.contextmanager
+def _about(path: str) -> Iterator[None]:
+    """Name the file in an error of the system, which knows only a name within a folder."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def folders_above(paths: Iterable[str]) -> list[str]:
+    """Return all folders above these paths, parents first."""
+    return sorted({path[:place] for path in paths for place, letter in enumerate(path) if letter == "/"})
+
+
+def _deepest(root: int, path: str) -> str:
+    """Return the deepest folder above a path that exists; it is on the disk on which the file will be."""
+    there = ""
+    for folder in folders_above([path]):
+        try:
+            os.close(open_folder(root, folder))
+        except OSError:
+            break
+        there = folder
+    return there
+
+
+def _write_one(
+    folder: int, name: str, leaf: Leaf, saved: SavedPatch, old: os.stat_result | None, *, sync: bool
+) -> None:
+    if leaf.mode == LINK:
+        os.symlink(os.fsdecode(saved.content(leaf)), name, dir_fd=folder)
+        return
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    rights = 0o777 if leaf.mode == PROGRAM else 0o666
+    with opened(os.open(name, flags, rights, dir_fd=folder)) as file:
+        for piece in saved.pieces(leaf):
+            write_all(file, piece)
+        if old is not None and stat.S_ISREG(old.st_mode):
+            with contextlib.suppress(PermissionError):
+                os.fchown(file, old.st_uid, old.st_gid)
+            os.fchmod(file, _runnable(old.st_mode & 0o777, leaf.mode == PROGRAM))
+        if sync:
+            os.fsync(file)
+
+
+def _runnable(old: int, program: bool) -> int:
+    """Return a file's rights, changed only in the right to run it."""
+    if bool(old & 0o100) == program:
+        return old
+    return old | (old & 0o444) >> 2 if program else old & ~0o111
+
+
+def _remove(root: int, path: str) -> None:
+    """Remove a file, and the folders that this leaves empty, as git does."""
+    with opened(open_folder(root, parent(path))) as folder:
+        os.unlink(path[len(parent(path)) :], dir_fd=folder)
+    while path := parent(path)[:-1]:
+        with opened(open_folder(root, parent(path))) as folder:
+            try:
+                os.rmdir(path[len(parent(path)) :], dir_fd=folder)
+            except OSError:
+                return
+
+
+def _move_in(root: int, path: str, place: str, name: str, seen: os.stat_result | None) -> None:
+    """Move a temporary file to its own name, in folders that are made for it."""
+    for above in folders_above([path]):
+        with opened(open_folder(root, parent(above))) as folder, contextlib.suppress(FileExistsError):
+            os.mkdir(above[len(parent(above)) :], dir_fd=folder)
+    _require_same(root, path, seen)
+    with opened(open_folder(root, place)) as source, opened(open_folder(root, parent(path))) as folder:
+        own = path[len(parent(path)) :]
+        with contextlib.suppress(OSError):
+            os.rmdir(own, dir_fd=folder)  # An empty folder, whose last file was removed before a cut.
+        os.rename(name, own, src_dir_fd=source, dst_dir_fd=folder)
+
+
+def _require_same(root: int, path: str, seen: os.stat_result | None) -> None:
+    """Raise WorkspaceError if there is another file at a path than when the write was planned."""
+    now = look_at(root, path, lambda folder, name, facts: None if stat.S_ISDIR(facts.st_mode) else facts)
+    if _identity(now) != _identity(seen):
+        raise failure(f"'{printable(path)}' was changed just now", "look at it, and try again")
+
+
+def _identity(facts: os.stat_result | None) -> Sequence[int] | None:
+    return None if facts is None else (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_mode)
+
+
+def _sync_folder(path: Path) -> None:
+    with opened(open_root(path)) as handle:
+        os.fsync(handle)
