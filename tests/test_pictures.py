@@ -11,10 +11,10 @@ import pytest
 from backplane.cli import main
 from backplane.contract.conversation import AgentMessage, Image, SessionTurn, UserMessage
 from backplane.contract.pictures import IMAGE_BYTES_MAX, checked, image_from, media_type_of
-from backplane.contract.work import PolicyProfile
+from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import ConfigError
-from backplane.providers import SessionConfig
-from backplane.providers.orders import Abilities, Composed, Wanted, compose
+from backplane.providers import store
+from backplane.providers.turns import Abilities, Wanted, compose
 from tests.all.vendors.cases import PICTURE
 
 KINDS = {
@@ -58,38 +58,35 @@ def test_a_picture_that_cannot_be_taken_is_refused_by_its_number(images: list[Im
 
 def handed(
     *said: UserMessage, images: tuple[Image, ...] = (), heeds: tuple[str, ...] = ("context", "images")
-) -> Composed:
-    """The order to an agent that keeps no history of others, after these messages."""
+) -> tuple[WorkOrder, tuple[str, ...]]:
+    """The order and its losses for an agent that keeps no history of others, after these messages."""
     turns = [
         SessionTurn(run_id=None, provider="p", stop_reason="end_turn", messages=(one, AgentMessage(content="yes")))
         for one in said
     ]
-    can = Abilities(frozenset(heeds), frozenset(), {})
+    file, message = store.new_file("q", turns=tuple(turns)), UserMessage(content="and now?", images=images)
     return compose(
-        Wanted(
-            config=SessionConfig(), words="and now?", images=images, can=can, provider="q", turns=tuple(turns),
-            root="/", policy=PolicyProfile(),
-        )
-    )  # fmt: skip
+        Wanted(file=file, message=message, can=Abilities(frozenset(heeds)), root="/", policy=PolicyProfile())
+    )
 
 
 def test_pictures_of_earlier_turns_go_to_an_agent_that_is_told_a_record() -> None:
     red, blue = image_from(PICTURE), image_from(KINDS["image/gif"])
     made = handed(UserMessage(content="look", images=(red,)), UserMessage(content="well?"), images=(blue,))
-    assert [row["media_type"] for row in made.order.abp("images")] == ["image/png", "image/gif"]
-    assert "User: look (picture 1 of this message)" in made.order.task
-    assert made.losses == ("emulated: history, it is said in the user's words",)
+    assert [row["media_type"] for row in made[0].abp("images")] == ["image/png", "image/gif"]
+    assert "User: look (picture 1 of this message)" in made[0].task
+    assert made[1] == ("emulated: history, it is said in the user's words",)
 
 
 def test_pictures_that_no_agent_is_shown_are_listed() -> None:
     far, large = Image(url="https://a"), image_from(PICTURE + bytes(IMAGE_BYTES_MAX - len(PICTURE)))
     for shown in ((far,), (large, large)):
         made = handed(UserMessage(content="look", images=shown))
-        assert made.order.abp("images") is None
-        assert "dropped: pictures of earlier turns that are by address, or together too large" in made.losses
+        assert made[0].abp("images") is None
+        assert "dropped: pictures of earlier turns that are by address, or together too large" in made[1]
     blind = handed(UserMessage(content="look", images=(image_from(PICTURE),)), heeds=("context",))
-    assert blind.order.abp("images") is None
-    assert "dropped: images, the provider takes none" in blind.losses
+    assert blind[0].abp("images") is None
+    assert "dropped: images, the provider takes none" in blind[1]
 
 
 def test_an_option_shows_a_picture_with_an_order(

@@ -16,7 +16,12 @@ from backplane.contract.conversation import (
     UserMessage,
 )
 from backplane.contract.pictures import image_from
-from backplane.providers.events import (
+from backplane.providers.failures import ProviderError
+from backplane.providers.registry import Provider, ProviderRegistry
+from backplane.providers.session import Session, TurnOptions, TurnOutcome
+from backplane.providers.tools import HandlerResult, ToolDefinition
+from backplane.providers.turns import SessionConfig
+from backplane.providers.views import (
     ErrorEvent,
     MessageDoneEvent,
     StreamEvent,
@@ -25,13 +30,11 @@ from backplane.providers.events import (
     ToolUseEndEvent,
     ToolUseInputEvent,
     ToolUseStartEvent,
+    UnifiedEvent,
+    as_messages,
+    as_unified,
+    prompt,
 )
-from backplane.providers.failures import ProviderError
-from backplane.providers.orders import SessionConfig
-from backplane.providers.registry import Provider, ProviderRegistry
-from backplane.providers.session import Session, TurnOptions, TurnOutcome
-from backplane.providers.tools import HandlerResult, ToolDefinition
-from backplane.providers.views import UnifiedEvent, as_messages, as_unified, prompt
 
 __all__ = [
     "AgentMessage",

@@ -6,22 +6,13 @@ sent to a service, as the account that they were made for is unknown.
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from backplane.agents.store import Stored, read_stored
-from backplane.contract.canonical import timestamp_at
-from backplane.contract.conversation import (
-    Message,
-    SessionFile,
-    SessionTurn,
-    UserMessage,
-    unresolved,
-)
+from backplane.contract.conversation import Message, SessionFile, SessionTurn, UserMessage, unresolved
 from backplane.providers import store
 from backplane.redact.secrets import Redactor
 
@@ -43,16 +34,7 @@ def take_in(vendor: str, name: str, backend: str, environ: Mapping[str, str]) ->
         ConfigError: `config_invalid`, there is none, or it cannot be read.
     """
     stored = read_stored(vendor, name, environ)
-    file = SessionFile(
-        format="backplane.session",
-        version=1,
-        id=str(uuid.uuid4()),
-        created_at=timestamp_at(time.time_ns()),
-        provider=backend,
-        root=stored.root,
-        turns=_turns(stored),
-        losses=stored.losses,
-    )
+    file = store.new_file(backend, root=stored.root, turns=_turns(stored), losses=stored.losses)
     secrets = [value for key, value in environ.items() if key.upper().endswith(_SECRET_NAMES)]
     return msgspec.convert(store.clean(file, Redactor(secrets)), SessionFile)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Final
 
 import msgspec
@@ -36,6 +35,11 @@ STOPS: Final[dict[str, StopReason]] = {
 def own_name(name: str) -> str:
     """Return a function's name as the program knows it; any other tool's as it is."""
     return name.removeprefix(PREFIX)
+
+
+def function_of(name: str) -> str | None:
+    """Return the name of the program's function that a tool is; None for any other tool."""
+    return own_name(name) if name.startswith(PREFIX) else None
 
 
 def text_of(output: Json) -> str:
@@ -175,10 +179,3 @@ def reported(provider: str, event: wire.Failed) -> ProviderError:
     ext = event.ext if isinstance(event.ext, dict) else {}
     code = event.error_code if isinstance(event.error_code, str) else str(ext.get("error_code", "internal"))
     return ProviderError(provider, from_code(code, event.message), ext.get("kind"))
-
-
-def handed(event: wire.AgentEvent, names: Collection[str]) -> bool:
-    """Tell whether an event is a call of a tool that the caller runs himself."""
-    return (
-        isinstance(event, wire.ToolCall) and event.tool_name.startswith(PREFIX) and own_name(event.tool_name) in names
-    )

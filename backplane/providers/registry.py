@@ -12,6 +12,7 @@ from typing import Any, Final, ParamSpec
 import anyio
 import anyio.to_thread
 import msgspec
+from msgspec.structs import replace
 
 from backplane.config import Settings
 from backplane.contract.capability import Requirements, read_manifest
@@ -20,8 +21,8 @@ from backplane.contract.work import PolicyProfile
 from backplane.errors import BackendError, BackplaneError, ConfigError
 from backplane.policy.capabilities import negotiate
 from backplane.providers import exchange, store
-from backplane.providers.orders import INTERRUPT, KEPT, Abilities, SessionConfig, abilities, going_on
-from backplane.providers.session import Session, new_file
+from backplane.providers.session import Session
+from backplane.providers.turns import INTERRUPT, KEPT, Abilities, SessionConfig, abilities, require_tools, tightened
 from backplane.routing.task import TaskDescriptor
 from backplane.runtime import backends
 from backplane.runtime.backends import Backend, ProcessBackend
@@ -47,26 +48,24 @@ P = ParamSpec("P")
 class SessionStart(AbstractAsyncContextManager[Session]):
     """A session that begins when this is awaited, or entered by `async with`, which also closes it."""
 
-    def __init__(self, begin: Callable[[], Coroutine[Any, Any, Session]]) -> None:
+    def __init__(self, begin: Coroutine[Any, Any, Session]) -> None:
         self._begin = begin
-        self._session: Session | None = None
 
     def __await__(self) -> Generator[Any, Any, Session]:
-        return self._begin().__await__()
+        return self._begin.__await__()
 
     async def __aenter__(self) -> Session:
         self._session = await self
         return self._session
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._session.close()
 
 
 def _starts(method: Callable[P, Coroutine[Any, Any, Session]]) -> Callable[P, SessionStart]:
     @functools.wraps(method)
     def start(*args: P.args, **kwargs: P.kwargs) -> SessionStart:
-        return SessionStart(functools.partial(method, *args, **kwargs))
+        return SessionStart(method(*args, **kwargs))
 
     return start
 
@@ -113,7 +112,7 @@ class Provider:
     @property
     def can(self) -> Abilities:
         """The abilities in the hello of its host; empty before `prepare`."""
-        return self._can or Abilities(frozenset(), frozenset(), {})
+        return self._can or Abilities()
 
     async def prepare(self) -> Abilities:
         """Look for its programs and ask the host once what it can; no order is sent, and no model is asked.
@@ -163,7 +162,7 @@ class Provider:
 
     @_starts
     async def create_session(self, config: SessionConfig | None = None) -> Session:
-        """Begin a session, or go on with the one that `config.session_id` names.
+        """Begin a session, or resume the one that `config.session_id` names.
 
         Raises:
             ConfigError: `config_invalid`, a tool cannot be one, there is no such folder or session, or it is open
@@ -176,24 +175,17 @@ class Provider:
             fact = f"SessionConfig.root: no folder {config.root!r}"
             raise ConfigError("config_invalid", fact, hint="give an existing folder, or None for the current one")
         await self.prepare()
-        if config.tools and "mcp_servers" not in self.can.heeds:
-            fact = f"{self.name!r} takes no tools of the program"
-            raise BackendError("capability_unsupported", fact, hint="leave `tools` empty, or choose another provider")
+        if config.tools:
+            require_tools(self.can, self.name)
         if config.session_id is not None:
             return await self.resume(config.session_id, config)
-        file, saved = new_file(config, self.name), None
-        if config.save:
-            saved = await anyio.to_thread.run_sync(store.create, self.plane.home, file.id)
-        try:
-            return Session(self, config, saved, file)
-        except BaseException:
-            if saved is not None:
-                saved.close()
-            raise
+        file = store.new_file(self.name)
+        saved = await self._lock(file.id) if config.save else None
+        return await self._started(file, saved, config)
 
     @_starts
     async def resume(self, session_id: str, config: SessionConfig | None = None) -> Session:
-        """Go on with a saved session, also one of another provider: that is a handover.
+        """Continue a saved session, also one of another provider: that is a handover.
 
         Args:
             session_id: its id, the beginning of one, or `last`.
@@ -204,31 +196,24 @@ class Provider:
             BackplaneError: as `create_session`.
         """
         await self.prepare()
-        session_id = await anyio.to_thread.run_sync(store.find, self.plane.home, session_id)
-        saved = await anyio.to_thread.run_sync(store.create, self.plane.home, session_id)
-        try:
-            file = await anyio.to_thread.run_sync(self._read, store.path_of(self.plane.home, session_id))
-        except BaseException:
-            saved.close()
-            raise
-        return await self._goes_on(file, saved, config)
+        return await self._started(None, await self._lock(await self._find(session_id)), config)
 
     @_starts
     async def load(self, path: str | os.PathLike[str], config: SessionConfig | None = None) -> Session:
-        """Go on with a copy of a session's file, wherever it was written; a policy in it counts for nothing.
+        """Continue a copy of a session's file, wherever it was written; a policy in it counts for nothing.
 
         Raises:
             BackplaneError: as `create_session`.
         """
         await self.prepare()
         file = await anyio.to_thread.run_sync(self._read, Path(path))
-        return await self._copied(msgspec.structs.replace(file, policy=None), config)
+        return await self._copied(replace(file, policy=None), config)
 
     @_starts
     async def fork_session(
         self, session_id: str, *, at: int | None = None, config: SessionConfig | None = None
     ) -> Session:
-        """Go on with a copy of a saved session, which stays as it is.
+        """Continue a copy of a saved session, which stays as it is.
 
         Args:
             session_id: as `resume`.
@@ -238,13 +223,13 @@ class Provider:
             BackplaneError: as `create_session`.
         """
         await self.prepare()
-        session_id = await anyio.to_thread.run_sync(store.find, self.plane.home, session_id)
-        file = await anyio.to_thread.run_sync(self._read, store.path_of(self.plane.home, session_id))
-        return await self._copied(cut(file, at) if at is not None else file, config)
+        path = store.path_of(self.plane.home, await self._find(session_id))
+        file = await anyio.to_thread.run_sync(self._read, path)
+        return await self._copied(file if at is None else cut(file, at), config)
 
     @_starts
     async def import_session(self, vendor: str, name: str, config: SessionConfig | None = None) -> Session:
-        """Go on with a conversation that a vendor's own program has kept; the store stays as it is.
+        """Continue a conversation that a vendor's own program has kept; the store stays as it is.
 
         Args:
             vendor: of `agents.store.STORES`.
@@ -255,33 +240,45 @@ class Provider:
         """
         await self.prepare()
         file = await anyio.to_thread.run_sync(exchange.take_in, vendor, name, self.name, self.plane.environ)
-        saved = await anyio.to_thread.run_sync(store.create, self.plane.home, file.id)
-        return await self._goes_on(file, saved, config)
+        return await self._started(file, await self._lock(file.id), config)
+
+    async def _find(self, name: str) -> str:
+        return await anyio.to_thread.run_sync(store.find, self.plane.home, name)
+
+    async def _lock(self, id: str) -> store.Saved:
+        return await anyio.to_thread.run_sync(store.create, self.plane.home, id)
 
     def _read(self, path: Path) -> SessionFile:
         return store.settled(store.read(path), self.plane.state_folder.store())
 
     async def _copied(self, file: SessionFile, config: SessionConfig | None) -> Session:
-        fresh = new_file(SessionConfig(), self.name, file.id)
-        copy = msgspec.structs.replace(file, id=fresh.id, created_at=fresh.created_at, parent=file.id)
-        saved = await anyio.to_thread.run_sync(store.create, self.plane.home, copy.id)
-        return await self._goes_on(copy, saved, config, copied=True)
+        fresh = store.new_file(self.name)
+        copy = replace(file, id=fresh.id, created_at=fresh.created_at, parent=file.id)
+        return await self._started(copy, await self._lock(copy.id), config, copied=True)
 
-    async def _goes_on(
-        self, file: SessionFile, saved: store.Saved, config: SessionConfig | None, *, copied: bool = False
+    async def _started(
+        self, file: SessionFile | None, saved: store.Saved | None, config: SessionConfig | None, *, copied: bool = False
     ) -> Session:
-        session = None
+        """Return the session of a file, in the hands of this provider; None reads the saved file.
+
+        On failure, others may write the saved file again.
+        """
+        config = config or SessionConfig()
         try:
-            config = config or SessionConfig()
-            whole = _with_given(file, config, self.plane.settings.policy)
-            session = Session(
-                self if file.provider == self.name else Provider(self.plane, file.provider), config, saved, whole
-            )
-            session.goes_on(file, copied=copied)
-            if file.provider != self.name:
+            if file is None:
+                assert saved is not None
+                file = await anyio.to_thread.run_sync(self._read, saved.path)
+            given = {name: value for name in KEPT if (value := getattr(config, name)) is not None}
+            if file.policy is not None:
+                given["policy"] = _policy(file.policy, config.policy, self.plane.settings.policy)
+            own = self if file.provider == self.name else Provider(self.plane, file.provider)
+            session = Session(own, config, saved, replace(file, **given))
+            session.take_up(file, copied=copied)
+            if own is not self:
                 await session.handover(self, model=config.model)
         except BaseException:
-            saved.close()
+            if saved is not None:
+                saved.close()
             raise
         return session
 
@@ -290,13 +287,16 @@ def _level(level: object) -> bool | None:
     return None if level is None else level != "unsupported"
 
 
-def _with_given(file: SessionFile, config: SessionConfig, configured: PolicyProfile | str | None) -> SessionFile:
-    """A saved session with what is given over it."""
-    given = {name: getattr(config, name) for name in KEPT if getattr(config, name) is not None}
-    if file.policy is not None:
-        later = [read_policy(policy) if policy is not None else None for policy in (config.policy, configured)]
-        given["policy"] = going_on(file.policy, *later)
-    return msgspec.structs.replace(file, **given)
+Policy = PolicyProfile | str | None
+
+
+def _policy(kept: PolicyProfile, given: Policy, configured: Policy) -> PolicyProfile:
+    """Return the policy of a resumed session: the kept one, tightened by the given or else the configured one.
+
+    A configured rule that allows more than the session's policy is left out, as it was when the session began.
+    """
+    later = configured if given is None else given
+    return kept if later is None else tightened(kept, read_policy(later), leave_out=given is None)
 
 
 def cut(file: SessionFile, at: int) -> SessionFile:
@@ -316,8 +316,8 @@ def cut(file: SessionFile, at: int) -> SessionFile:
         if messages:
             whole = len(messages) == len(turn.messages)
             # The vendor's own conversation goes on beyond this message, so it is not part of the copy.
-            turns.append(turn if whole else msgspec.structs.replace(turn, messages=messages, conversation=None))
-    return msgspec.structs.replace(file, turns=tuple(turns), cleared=0)
+            turns.append(turn if whole else replace(turn, messages=messages, conversation=None))
+    return replace(file, turns=tuple(turns), cleared=0)
 
 
 class ProviderRegistry:

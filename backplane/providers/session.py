@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Unpack
@@ -22,7 +21,6 @@ import msgspec
 from msgspec.structs import replace
 
 from backplane.contract.approval import Decision, misfit
-from backplane.contract.canonical import timestamp_at
 from backplane.contract.conversation import (
     AgentMessage,
     Message,
@@ -40,17 +38,20 @@ from backplane.contract.work import PolicyProfile
 from backplane.errors import BackplaneError, ConfigError, StoreError, require_type
 from backplane.providers import reading
 from backplane.providers.failures import ProviderError
-from backplane.providers.orders import INPUT, INTERRUPT, KEPT, SessionConfig, Wanted, compose, shaped, tightened
 from backplane.providers.tools import Tool, Toolset
-from backplane.runtime.functions import served
-from backplane.runtime.options import (
-    OnEvent,
-    RunOptions,
-    WaitOptions,
-    check_callbacks,
-    check_names,
-    hand_event,
+from backplane.providers.turns import (
+    CUT_OFF,
+    INPUT,
+    INTERRUPT,
+    Native,
+    SessionConfig,
+    Wanted,
+    compose,
+    shaped,
+    tightened,
 )
+from backplane.runtime.functions import served
+from backplane.runtime.options import OnEvent, RunOptions, WaitOptions, check_callbacks, check_names, hand_event
 from backplane.runtime.orders import answer_of, make_order, read_policy
 from backplane.runtime.run import Run
 
@@ -61,8 +62,9 @@ if TYPE_CHECKING:
 Said = str | UserMessage | ToolResultMessage | Sequence[ToolResultMessage]
 """A message to an agent: words, or the results of calls that were handed to the program."""
 
-_Results = Annotated[list[ToolResultMessage], msgspec.Meta(min_length=1)]
-_SAID: Final[Any] = str | UserMessage | ToolResultMessage | _Results
+_SAID: Final[Any] = (
+    str | UserMessage | ToolResultMessage | Annotated[list[ToolResultMessage], msgspec.Meta(min_length=1)]
+)
 """The same for `msgspec.convert`."""
 
 
@@ -114,50 +116,61 @@ _OF_SESSION: Final = ("model", "root", "policy", "output", "tools", "on_event")
 """Options of a turn that the session itself reads; its run gets the others."""
 
 
-@dataclass(kw_only=True)
-class _Open:
-    """A turn under way."""
-
-    block: AbstractAsyncContextManager[Run]
-    run: Run
-    said: UserMessage
-    """The user's message."""
-    tools: Toolset
-    """Tools that this turn was begun with; likewise `system`, its system prompt."""
-    system: str | None
-    output: Any
-    """The shape that its answer is to have."""
-    on_event: OnEvent | None
-    transcript: reading.Transcript = field(default_factory=reading.Transcript)
-    rest: Iterator[AgentEvent] = field(default_factory=lambda: iter(()))
-    """Events that were read and not yielded, as the caller has to run a tool first."""
-    calls: dict[str, str] = field(default_factory=dict)
-    """Calls that the caller runs, without their results: id → name."""
-    ended: tuple[ProviderError | None, StopReason] | None = None
-    """The failure or None, and why the turn stopped; None while it is under way."""
-    asks: bool = False
-    """Approvals wait for `Session.answer`."""
-    interrupted: bool = False
-    """True once the user has interrupted it."""
-    left: bool = False
-    """True once a later call has ended it."""
-
-    def __post_init__(self) -> None:
-        self.batches = self.run.batches()
-
-
 @dataclass
 class _Asked:
     """An approval that waits for `Session.answer`."""
 
     approval: Approval
     answer: Decision | None = None
-    answered: anyio.Event = field(default_factory=anyio.Event)
+    is_answered: anyio.Event = field(default_factory=anyio.Event)
 
     def give(self, decision: Decision) -> None:
         """Answer it, once."""
         self.answer = self.answer or decision
-        self.answered.set()
+        self.is_answered.set()
+
+
+@dataclass(kw_only=True)
+class _Turn:
+    """A turn under way."""
+
+    message: UserMessage
+    run_id: str
+    tools: Toolset
+    system: str | None
+    """The system prompt that it was begun with."""
+    output: Any
+    on_event: OnEvent | None
+    asks: bool
+    """Approvals wait for `Session.answer`."""
+    transcript: reading.Transcript = field(default_factory=reading.Transcript)
+    calls: dict[str, str] = field(default_factory=dict)
+    """Calls that the caller runs, without their results: id → name."""
+    waiting: dict[str, _Asked] = field(default_factory=dict)
+    """Approvals without an answer, by id."""
+    is_interrupted: bool = False
+    outcome: TurnOutcome | None = None
+    """The end of the turn; None while it is under way."""
+
+    async def begin(self, block: AbstractAsyncContextManager[Run]) -> None:
+        """Start the run of the turn."""
+        self.block, self.run = block, await block.__aenter__()
+        self.batches = aiter(self.run.batches())
+
+    def take(self, event: AgentEvent) -> AgentEvent:
+        """Add an event, and return it with the ids that the messages have."""
+        event = self.transcript.take(event)
+        if isinstance(event, Approval) and self.asks:
+            self.waiting.setdefault(str(event.body.get("id")), _Asked(event))
+        elif isinstance(event, ApprovalAnswered):
+            self.waiting.pop(str(event.body.get("id")), None)
+        elif isinstance(event, ToolCall) and (name := reading.function_of(event.tool_name)) in self.tools.handed:
+            self.calls[str(event.tool_use_id)] = name
+        return event
+
+    def messages(self) -> tuple[Message, ...]:
+        """Return the messages so far."""
+        return (self.message, *self.transcript.messages())
 
 
 class Session:
@@ -167,68 +180,60 @@ class Session:
     `interrupt`, `answer` and `send_input` may be called by any task.
 
     Attributes:
-        id: of the session; its file has this name.
-        losses: the parts that could not be carried unchanged, each once: `dropped: …` or `emulated: …`.
+        file: the session as it is saved.
+        receipt: of the last turn.
     """
 
     def __init__(self, provider: Provider, config: SessionConfig, saved: Saved | None, file: SessionFile) -> None:
-        # The file has the settings that are saved; the configuration has functions, which no file can hold.
-        self._config = replace(config, **{name: getattr(file, name) for name in KEPT})
-        self._provider, self._saved = provider, saved
+        self._config, self._provider, self._saved = config, provider, saved
         self._tools = Toolset(config.tools)
         self._policy = read_policy(file.policy or config.policy or provider.plane.settings.policy or PolicyProfile())
-        self._file = replace(file, policy=self._policy)
-        self._open: _Open | None = None
-        self._lock = anyio.Lock()
-        """Has the task that begins, reads or ends a turn."""
-        self._waiting: dict[str, _Asked] = {}
-        """Id → approval of the turn under way that waits for an answer."""
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._native: str | None = None
-        self._forks = self._closed = False
-        self._system_told: str | None = None
-        """The system prompt that the provider's own conversation has, in words."""
+        self.file = replace(file, policy=self._policy)
+        self.receipt: Receipt | None = None
+        self._turn: _Turn | None = None
+        self._lock = anyio.Lock(fast_acquire=True)
+        """Held by the task that begins, reads or ends a turn."""
+        self._native: Native | None = None
         self._initial = config.initial_prompt
-        self._fresh = True
-        """True until a turn has come to its end in this process: an earlier turn may have been cut off."""
         self._carries = _carries(file)
         """If the last turn was cut off, its changes are put into the folder before the next."""
-        self.receipt: Receipt | None = None
-        """Receipt of the last turn."""
-        self._output: Any = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._is_closed = False
         provider.plane.above.add(self)
 
     @property
     def id(self) -> str:
-        return self._file.id
+        """Id of the session; its file has this name."""
+        return self.file.id
 
     @property
     def provider(self) -> str:
         """Name of the backend."""
-        return self._provider.name
+        return self.file.provider
 
     @property
     def model(self) -> str | None:
         """The model that is asked for; None is the backend's own choice."""
-        return self._config.model
+        return self.file.model
 
     @property
     def losses(self) -> tuple[str, ...]:
-        return self._file.losses
+        """The parts that could not be carried unchanged, each once: `dropped: …` or `emulated: …`."""
+        return self.file.losses
 
     @property
-    def file(self) -> SessionFile:
-        """The session as it is saved."""
-        return self._file
+    def keeps_conversations(self) -> bool:
+        """True if the provider keeps the conversation itself; else each order carries the history (emulated)."""
+        return self._provider.can.keeps_in(self.file.mode)
 
     @property
-    def value(self) -> Any:
-        """The structured answer of the last turn that has ended, as `TurnOutcome.value`."""
-        return None if self.receipt is None else answer_of(self.receipt, self._output)
+    def turns_completed(self) -> int:
+        """Turns that ended and did not fail."""
+        return sum(turn.stop_reason not in (None, *CUT_OFF) for turn in self.file.turns)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "a turn is under way" if self._open is not None else "at rest"
-        return f"<Session {self.id} with {self.provider!r}, turns: {len(self._file.turns)}, {state}>"
+        state = "closed" if self._is_closed else "a turn is under way" if self._turn is not None else "at rest"
+        return f"<Session {self.id} with {self.provider!r}, turns: {len(self.file.turns)}, {state}>"
 
     async def __aenter__(self) -> Session:
         return self
@@ -236,19 +241,14 @@ class Session:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # What it is set to ------------------------------------------------------------------------------------------------
+    # Settings and history ---------------------------------------------------------------------------------------------
 
     def set_model(self, model: str | None) -> None:
         """Use another model from the next turn on; None is the backend's own choice."""
-        self._config = replace(self._config, model=model)
-        self._file = replace(self._file, model=model)
+        self.file = replace(self.file, model=model)
 
     def set_tools(self, tools: Sequence[Tool]) -> None:
-        """Give the agent other tools from the next turn on.
-
-        Raises:
-            ConfigError: `config_invalid`, one cannot be a tool, or two have one name.
-        """
+        """Give the agent other tools from the next turn on. Raises ConfigError: `config_invalid`, one is no tool."""
         self._tools = Toolset(tools)
 
     def set_system_prompt(self, prompt: str | None) -> None:
@@ -256,56 +256,51 @@ class Session:
 
         A provider that gets it as words keeps the earlier one in its conversation; the next turn revokes that.
         """
-        self._config = replace(self._config, system_prompt=prompt)
-        self._file = replace(self._file, system_prompt=prompt)
+        self.file = replace(self.file, system_prompt=prompt)
 
     def get_history(self) -> tuple[Message, ...]:
         """Return the messages, oldest first, with those of a turn under way."""
-        turns = self._file.turns[self._file.cleared :]
-        if self._open is not None:
-            turns = (*turns[:-1], replace(turns[-1], messages=self._said(self._open)))
+        turns = self.file.turns[self.file.cleared :]
+        if self._turn is not None:
+            turns = (*turns[:-1], replace(turns[-1], messages=self._turn.messages()))
         return tuple(message for turn in turns for message in turn.messages)
 
     def clear_history(self) -> None:
-        """Forget the messages, so that the agent does not know them. The receipts stay.
-
-        Raises:
-            ConfigError: `config_invalid`, a turn is under way.
-        """
-        self._require_rest()
-        self._file = replace(self._file, cleared=len(self._file.turns))
-        self._native = self._system_told = None
+        """Forget the messages; the receipts stay. Raises ConfigError: `config_invalid`, a turn is under way."""
+        with self._alone():
+            if self._turn is not None:
+                raise _under_way()
+            self.file, self._native = replace(self.file, cleared=len(self.file.turns)), None
 
     def get_usage(self) -> TokenUsage:
         """Return the sum of all turns' usage; `is_at_least` says that an unknown one is left out."""
-        return usage_together([turn.usage for turn in self._file.turns if turn.stop_reason is not None])
-
-    @property
-    def keeps_conversations(self) -> bool:
-        """True if the provider keeps the conversation itself; else each order carries the history (emulated)."""
-        return self._provider.can.keeps_in(self._file.mode)
+        return usage_together([turn.usage for turn in self.file.turns if turn.stop_reason is not None])
 
     def capabilities(self) -> ProviderCapabilities:
         """Return what the provider can."""
         return self._provider.capabilities()
 
-    @property
-    def turns_completed(self) -> int:
-        """Turns that ended and did not fail."""
-        return sum(turn.stop_reason not in (None, "error", "user_interrupt") for turn in self._file.turns)
+    async def save(self) -> None:
+        """Write the session's file; every turn does it by itself.
 
-    # What is sent and answered ----------------------------------------------------------------------------------------
+        Raises:
+            ConfigError: `config_invalid`, the session is closed.
+            StoreError: `receipt_store_failed`.
+        """
+        if self._saved is not None:
+            await anyio.to_thread.run_sync(self._saved.write, self.file, self._provider.backend.secrets)
+
+    # A turn from outside ----------------------------------------------------------------------------------------------
 
     def send_message(self, message: Said, **given: Unpack[TurnOptions]) -> AsyncIterator[AgentEvent | TurnOutcome]:
         """Send a message, or the results of calls that the program ran, and iterate over the run's events.
 
         The last value is a `TurnOutcome`. With the session's `on_ask` set to `stream`, each `Approval` in the stream
-        waits for `answer`. A stream that is left early is ended in order by the next call; reading on in it then is
-        refused.
+        waits for `answer`. The next call ends a stream that is left early; reading on in it yields its outcome.
 
         Args:
             given: `TurnOptions`: those of `backplane.run`, for this turn alone; a `model` also holds for later turns,
-                and a `policy` only tightens. `output` is the shape of the answer, `session.value`.
+                and a `policy` only tightens. `output` is the shape of the answer, `TurnOutcome.value`.
 
         Raises:
             TypeError: an argument is none of these.
@@ -319,26 +314,31 @@ class Session:
         return self._stream(message, given)
 
     async def _stream(self, message: Said, given: TurnOptions) -> AsyncGenerator[AgentEvent | TurnOutcome, None]:
-        await self._say(message, given)
-        open, stop = self._open, None
-        assert open is not None
-        while stop is None:
-            taken, failure, stop = await self._more(open)
-            for event in taken:
+        said = shaped(message, _SAID, "the message", "a text, a UserMessage, or ToolResultMessage values")
+        with self._alone():
+            if isinstance(said, str | UserMessage):
+                turn = await self._begin(UserMessage(content=said) if isinstance(said, str) else said, given)
+            else:
+                turn = self._resumed([said] if isinstance(said, ToolResultMessage) else said)
+        while turn.outcome is None and not turn.calls:
+            events: list[AgentEvent] = []
+            async with self._lock:
+                if turn.outcome is None:
+                    events = await self._pull(turn)
+            for event in events:
                 yield event
-        goes_on = stop == "tool_use"
-        yield TurnOutcome(
-            message=open.transcript.last(),
-            stop_reason=stop,
-            usage=TokenUsage() if goes_on else self._file.turns[-1].usage,
-            receipt=None if goes_on else self.receipt,
-            error=failure,
-            output=open.output,
+        yield turn.outcome or TurnOutcome(
+            message=turn.transcript.last(), stop_reason="tool_use", usage=TokenUsage(), receipt=None, output=turn.output
         )
+
+    async def run(self, message: Said, **given: Unpack[TurnOptions]) -> TurnOutcome:
+        """Send a message and wait for the end of the turn; arguments and errors as `send_message`."""
+        last = [event async for event in self.send_message(message, **given) if isinstance(event, TurnOutcome)]
+        return last[0]
 
     def awaits_answer(self, id: str) -> bool:
         """Return True if the approval with this id waits for `answer`."""
-        return id in self._waiting and self._waiting[id].answer is None
+        return self._turn is not None and id in self._turn.waiting and self._turn.waiting[id].answer is None
 
     def answer(self, id: str, decision: Decision) -> None:
         """Answer an `Approval` of the stream, whose `on_ask` is `stream`.
@@ -349,10 +349,10 @@ class Session:
         Raises:
             ConfigError: `config_invalid`, no approval with this id waits, or the decision does not fit it.
         """
-        if not self.awaits_answer(id):
+        if self._turn is None or not self.awaits_answer(id):
             fact = f"no approval {id[:80]!r} waits for an answer"
             raise ConfigError("config_invalid", fact, hint='take the id of an Approval; on_ask has to be "stream"')
-        waiting = self._waiting[id]
+        waiting = self._turn.waiting[id]
         if why := misfit(decision, waiting.approval.kind, waiting.approval.body.get("input", msgspec.UNSET)):
             raise ConfigError("config_invalid", why, hint="allow it, or deny it with a reason")
         waiting.give(decision)
@@ -363,48 +363,36 @@ class Session:
         Raises:
             ConfigError: `config_invalid`, no turn is under way, or the agent takes no words before its end.
         """
-        if self._open is None:
+        if self._turn is None:
             raise ConfigError("config_invalid", "no turn is under way", hint="begin one with send_message")
         if INPUT not in self._provider.can.extensions:
             raise _under_way()
-        self._open.run.input(text)
-
-    async def run(self, message: Said, **given: Unpack[TurnOptions]) -> TurnOutcome:
-        """Send a message and wait for the end of the turn; arguments and errors as `send_message`."""
-        last = [event async for event in self.send_message(message, **given) if isinstance(event, TurnOutcome)]
-        return last[0]
+        self._turn.run.input(text)
 
     async def interrupt(self) -> None:
         """Stop the turn and not the session; read on for the turn's last events."""
-        if self._open is None:
+        turn = self._turn
+        if turn is None:
             return
-        self._open.interrupted = True
-        for waiting in self._waiting.values():
+        turn.is_interrupted = True
+        for waiting in turn.waiting.values():
             waiting.give(Decision("deny", "the user interrupted"))
-        if INTERRUPT in self._provider.can.extensions and not self._open.run.is_ending:
-            try:
-                self._open.run.interrupt()
-            except BackplaneError:  # Not announced by this one, or over already.
-                await self._open.run.cancel("interrupted by the user")
-        else:
-            await self._open.run.cancel("interrupted by the user")
+        with suppress(BackplaneError):  # This run's host did not announce it, or the run has ended.
+            if INTERRUPT in self._provider.can.extensions and not turn.run.is_ending:
+                turn.run.interrupt()
+                return
+        await turn.run.cancel("interrupted by the user")
 
     async def close(self) -> None:
         """End the session in order: cancel a turn under way, whose stream then ends. The session's file stays."""
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
+        self._is_closed = True
         try:
-            if self._open is not None:
-                await self._open.run.cancel("the session was closed")
-            try:
-                self._lock.acquire_nowait()  # Without a wait: this may be a task that is cancelled.
-            except anyio.WouldBlock:
-                await self._lock.acquire()
-            try:
+            if self._turn is not None:
+                await self._turn.run.cancel("the session was closed")
+            async with self._lock:
                 await self._abandon()
-            finally:
-                self._lock.release()
         finally:
             with anyio.CancelScope(shield=True):
                 if self._saved is not None:
@@ -412,18 +400,10 @@ class Session:
                 if self._folder is not None:
                     await anyio.to_thread.run_sync(self._folder.cleanup)
 
-    async def save(self) -> None:
-        """Write the session's file; every turn does it by itself.
-
-        Raises:
-            ConfigError: `config_invalid`, the session is closed.
-            StoreError: `receipt_store_failed`.
-        """
-        if self._saved is not None:
-            await anyio.to_thread.run_sync(self._saved.write, self._file, self._provider.backend.secrets)
+    # Another provider, another process --------------------------------------------------------------------------------
 
     async def handover(self, provider: Provider, *, model: str | None = None) -> tuple[str, ...]:
-        """Go on with another provider; return what cannot be carried to it, as far as it is known before the turn.
+        """Continue with another provider; return what cannot be carried to it, as far as it is known before the turn.
 
         The next turn has the whole transcript; calls without a recorded result stand first in it, as a question.
 
@@ -435,60 +415,45 @@ class Session:
             BackendError, ProtocolError: as `Provider.create_session`.
         """
         with self._alone():
-            return await self._hand_over(provider, model)
+            self._require_open()
+            await self._abandon()
+            await provider.prepare()
+            provider.plane.above.add(self)
+            before = self.losses
+            if self._native is not None:
+                self._lose(OWN_STATE)
+            if self.model and model is None:
+                self._lose(f"dropped: model {self.model}")
+            self._provider, self._native = provider, None
+            self.file = replace(self.file, provider=provider.name, model=model)
+            self._lose(*compose(self._wanted(UserMessage(content="…"), PolicyProfile(), "/", None, self._tools))[1])
+            await self.save()
+            return tuple(loss for loss in self.losses if loss not in before)
 
-    async def _hand_over(self, provider: Provider, model: str | None) -> tuple[str, ...]:
-        self._require_open()
-        await self._leave()
-        await provider.prepare()
-        provider.plane.above.add(self)
-        losses = [OWN_STATE] if self._native else []
-        losses += [f"dropped: model {self.model}"] if self.model and model is None else []
-        self._provider, self._native = provider, None
-        self._system_told, self._fresh = None, True
-        self._config = replace(self._config, model=model)
-        self._file = replace(self._file, provider=provider.name, model=model)
-        before = self.losses
-        wanted = self._wanted(UserMessage(content="…"), PolicyProfile(), "/", None)
-        for loss in (*losses, *compose(wanted).losses):
-            self._lose(loss)
-        await self.save()
-        return tuple(loss for loss in self.losses if loss not in before)
-
-    def goes_on(self, saved: SessionFile, *, copied: bool) -> None:
-        """Take up what was saved: the provider's own conversation, where it keeps one.
+    def take_up(self, saved: SessionFile, *, copied: bool) -> None:
+        """Continue what was saved: the provider's own conversation, if it keeps one.
 
         Args:
-            saved: the session without what was given when it was gone on with.
-            copied: go on with a copy of that conversation.
+            saved: the session without the settings that were given when it was resumed.
+            copied: continue a copy of that conversation.
         """
-        self._carries = _carries(saved)
-        turns = self._file.turns[self._file.cleared :]
-        native = turns[-1].conversation if turns and turns[-1].provider == self.provider else None
-        can = self._provider.can
-        if native and saved.mode != self._file.mode and can.host is not None and not can.keeps_in(self._file.mode):
+        self._carries, can = _carries(saved), self._provider.can
+        turns = self.file.turns[self.file.cleared :]
+        id = turns[-1].conversation if turns and turns[-1].provider == self.provider else None
+        if id and saved.mode != self.file.mode and can.host is not None and not can.keeps_in(self.file.mode):
             self._lose(OWN_STATE)
-            native = None
-        self._native = None if copied and not can.forks else native
-        self._forks = copied and self._native is not None
-        self._system_told = saved.system_prompt or None if self._native is not None else None
+        elif id and (can.forks or not copied):
+            self._native = Native(id, saved.system_prompt or None, copied)
 
-    # A turn -----------------------------------------------------------------------------------------------------------
-
-    def _said(self, open: _Open) -> tuple[Message, ...]:
-        return (open.said, *open.transcript.messages())
+    # A turn from inside -----------------------------------------------------------------------------------------------
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise ConfigError("config_invalid", "the session is closed", hint="resume it by its session_id")
 
-    def _require_rest(self) -> None:
-        if self._open is not None or self._lock.locked():
-            raise _under_way()
-
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Begin, read or end a turn; refuse it while another task does, as they would take each other's events."""
+    def _alone(self) -> Any:
+        """Hold the lock; refuse the call while another task has it, as they would take each other's events."""
         try:
             self._lock.acquire_nowait()
         except anyio.WouldBlock:
@@ -498,59 +463,52 @@ class Session:
         finally:
             self._lock.release()
 
-    def _lose(self, loss: str) -> None:
-        if loss not in self.losses:
-            self._file = replace(self._file, losses=(*self.losses, loss))
+    def _lose(self, *losses: str) -> None:
+        self.file = replace(self.file, losses=tuple(dict.fromkeys((*self.losses, *losses))))
 
-    async def _say(self, message: Said, given: TurnOptions) -> None:
-        said = shaped(message, _SAID, "the message", "a text, a UserMessage, or ToolResultMessage values")
-        with self._alone():
-            if isinstance(said, str | UserMessage):
-                await self._start(UserMessage(content=said) if isinstance(said, str) else said, given)
-                return
-            for result in (said,) if isinstance(said, ToolResultMessage) else said:
-                self._give(result)
+    def _resumed(self, results: Sequence[ToolResultMessage]) -> _Turn:
+        """Give results to the turn under way."""
+        for result in results:
+            name = self._turn.calls.pop(result.tool_call_id, None) if self._turn is not None else None
+            if self._turn is None or name is None:
+                fact = f"no call {result.tool_call_id[:80]!r} waits for a result"
+                hint = "the outcome `tool_use` names the calls of tools without a handler"
+                raise ConfigError("config_invalid", fact, hint=hint)
+            self._turn.tools.give(name, result)
+        assert self._turn is not None
+        return self._turn
 
-    def _give(self, result: ToolResultMessage) -> None:
-        open = self._open
-        name = open.calls.pop(result.tool_call_id, None) if open is not None else None
-        if open is None or name is None:
-            fact = f"no call {result.tool_call_id[:80]!r} waits for a result"
-            raise ConfigError("config_invalid", fact, hint="`tool_use_end` names the calls of tools without a handler")
-        open.tools.give(name, result)
-
-    async def _start(self, said: UserMessage, given: TurnOptions) -> None:
+    async def _begin(self, message: UserMessage, given: TurnOptions) -> _Turn:
+        """Start a turn after the one under way, if any, has been ended."""
         self._require_open()
-        await self._leave()
+        await self._abandon()
         await self._provider.prepare()
-        said = replace(said, content="\n\n".join(part for part in (self._initial, said.content) if part))
-        model, policy, output = given.get("model"), given.get("policy"), given.get("output")
-        if model is not None and model != self.model:
+        message = replace(message, content="\n\n".join(part for part in (self._initial, message.content) if part))
+        if (model := given.get("model")) is not None:
             self.set_model(model)
         await self._carry_folder()
+        policy, output = given.get("policy"), given.get("output")
         whole = self._policy if policy is None else tightened(self._policy, read_policy(policy))
-        where = os.fspath(given.get("root") or self._config.root or await self._own_folder())
-        run_id = str(uuid.uuid4())
-        tools, system = self._tools.with_more(given.get("tools", ())), self._config.system_prompt or None
+        root = os.fspath(given.get("root") or self.file.root or await self._own_folder())
+        asks = self._config.on_ask == "stream" and given.get("on_ask") is None
+        turn = _Turn(
+            message=message, run_id=str(uuid.uuid4()), tools=self._tools.with_more(given.get("tools", ())),
+            system=self.file.system_prompt or None, output=output, on_event=given.get("on_event"), asks=asks,
+        )  # fmt: skip
         of_run: Any = {name: value for name, value in given.items() if name not in _OF_SESSION}
-        block = self._started(said, whole, where, run_id, tools, output, of_run)
-        turn = SessionTurn(run_id=run_id, provider=self.provider, model=self.model, messages=(said,))
-        before = self._file
-        self._file = replace(self._file, turns=(*self._file.turns, turn))
+        begun = SessionTurn(run_id=turn.run_id, provider=self.provider, model=self.model, messages=(message,))
+        before = self.file
+        self.file = replace(before, turns=(*before.turns, begun))
         try:
             await self.save()  # First: after a crash, the store can be asked how the run ended.
-            run = await block.__aenter__()
+            await turn.begin(self._running(turn, whole, root, of_run))
         except BaseException:
-            self._file = before
+            self.file = before
             with anyio.CancelScope(shield=True):
                 await self.save()
             raise
-        self._initial = None
-        self._waiting = {}
-        on_event, asks = given.get("on_event"), self._config.on_ask == "stream" and given.get("on_ask") is None
-        self._open = _Open(
-            block=block, run=run, said=said, tools=tools, system=system, output=output, on_event=on_event, asks=asks
-        )
+        self._initial, self._turn = None, turn
+        return turn
 
     async def _own_folder(self) -> str:
         if self._folder is None:
@@ -560,191 +518,119 @@ class Session:
 
     async def _carry_folder(self) -> None:
         """Apply the changes of a turn that was cut off, or mark it as not carried."""
-        carries, self._carries = self._carries, _carries(self._file)
-        last = self._file.turns[-1] if self._file.turns else None
-        if not self._fresh or last is None or last.stop_reason not in _CUT_OFF:
-            return
-        if not carries or last.run_id is None:
+        carries, self._carries = self._carries, _carries(self.file)
+        last = self.file.turns[-1] if self.file.turns else None
+        if last is None or last.run_id is None or last.stop_reason not in CUT_OFF or not carries:
             return
         try:
             await self._provider.plane.apply(last.run_id)
         except BackplaneError as error:
             if error.code != "execution_workspace_error" or "applied already" not in error.message:
                 self._lose(f"dropped: the changes of run {last.run_id[:8]}, {error.message[:200]}")
-                last = replace(last, carried=False)
-                self._file = replace(self._file, turns=(*self._file.turns[:-1], last))
+                self._note(carried=False)
 
     @asynccontextmanager
-    async def _started(
-        self,
-        said: UserMessage,
-        policy: PolicyProfile,
-        root: str,
-        run_id: str,
-        tools: Toolset,
-        output: Any,
-        given: RunOptions,
-    ) -> AsyncIterator[Run]:
-        config, plane = self._config, self._provider.plane
+    async def _running(self, turn: _Turn, policy: PolicyProfile, root: str, given: RunOptions) -> AsyncIterator[Run]:
+        config, backend = self._config, self._provider.backend
         async with AsyncExitStack() as opened:
             row = None
-            if tools.offered:
-                row = await opened.enter_async_context(served(tools.offered, self._provider.backend.secrets))
-            composed = compose(self._wanted(said, policy, root, row, tools.names))
-            for loss in composed.losses:
-                self._lose(loss)
-            order = make_order(composed.order, output=output)
-            on_ask = self._on_ask if config.on_ask == "stream" else config.on_ask
+            if turn.tools.offered:
+                row = await opened.enter_async_context(served(turn.tools.offered, backend.secrets))
+            order, losses = compose(self._wanted(turn.message, policy, root, row, turn.tools))
+            self._lose(*losses)
+            on_ask = partial(_wait_for_answer, turn) if config.on_ask == "stream" else config.on_ask
             own: RunOptions = {
                 **given,
                 "on_ask": given.get("on_ask") or on_ask,
                 "hooks": (*config.hooks, *given.get("hooks", ())),
             }
-            starting = plane.start(order, self._provider.backend, run_id=run_id, **own)
+            order = make_order(order, output=turn.output)
+            starting = self._provider.plane.start(order, backend, run_id=turn.run_id, **own)
             yield await opened.enter_async_context(starting)
 
-    def _wanted(
-        self, said: UserMessage, policy: PolicyProfile, root: str, row: Any, names: frozenset[str] = frozenset()
-    ) -> Wanted:
-        turns = tuple(turn for turn in self._file.turns[self._file.cleared :] if turn.stop_reason is not None)
-        last = next((turn for turn in reversed(turns) if turn.receipt_sha256 is not None), None)
-        parent = {"session": self.id} | (
-            {"run_id": last.run_id, "receipt_sha256": last.receipt_sha256} if last is not None else {}
-        )
+    def _wanted(self, message: UserMessage, policy: PolicyProfile, root: str, row: Any, tools: Toolset) -> Wanted:
+        can, native = self._provider.can, self._native
         return Wanted(
-            config=self._config,
-            words=said.content,
-            images=said.images,
-            can=self._provider.can,
-            provider=self.provider,
-            turns=turns,
-            native=self._native,
-            forks=self._forks,
-            system_told=self._system_told,
-            parent=parent,
-            tools=row,
-            names=names or self._tools.names,
-            root=root,
+            file=self.file, message=message, can=can, native=native, tools=row, names=tools.names, root=root,
             policy=policy,
-            fresh=self._fresh,
-        )
-
-    async def _leave(self) -> None:
-        """End the turn under way, as another one is to begin."""
-        if self._open is not None:
-            self._open.left = True
-        await self._abandon()
+        )  # fmt: skip
 
     async def _abandon(self) -> None:
-        """End a turn that its reader has left."""
-        open = self._open
-        if open is None:
+        """End the turn under way, whose reader has left."""
+        turn = self._turn
+        if turn is None:
             return
         try:
-            await open.run.cancel("its reader has left")
-            while open.ended is None:
-                await self._pull(open)
+            await turn.run.cancel("its reader has left")
+            while turn.outcome is None:
+                await self._pull(turn)
         except anyio.get_cancelled_exc_class():
-            if self._open is open:
-                await self._end(open)
+            if turn.outcome is None:
+                await self._end(turn)
             raise
 
-    async def _more(self, open: _Open) -> tuple[list[AgentEvent], ProviderError | None, StopReason | None]:
-        """The next events of a turn; with why it stopped where it did.
+    async def _pull(self, turn: _Turn) -> list[AgentEvent]:
+        """Return the next events of a turn; at its end, set its outcome."""
+        batch = await anext(turn.batches, None)
+        if batch is None:
+            await self._end(turn)
+            return []
+        # Pieces are nearly all events, and their message repeats them.
+        events = [event if type(event) is AssistantDelta else turn.take(event) for event in batch.events]
+        if turn.on_event is not None:
+            for event in events:
+                await hand_event(turn.on_event, event)
+        return events
 
-        Raises:
-            ConfigError: `config_invalid`, a later call has ended it, or another task is inside a call.
-        """
-        if self._closed:
-            async with self._lock:  # The end of the turn is known then.
-                pass
-        if open.left:
-            fact = "the turn of this stream was ended by a later call"
-            raise ConfigError("config_invalid", fact, hint="read a stream to its end before the next call")
-        if open.ended is not None:
-            return [], *open.ended
-        with self._alone():
-            return await self._pull(open)
-
-    async def _pull(self, open: _Open) -> tuple[list[AgentEvent], ProviderError | None, StopReason | None]:
-        taken: list[AgentEvent] = []
-        for event in open.rest:
-            is_piece = type(event) is AssistantDelta  # Nearly all are, and their message repeats them.
-            event = event if is_piece else open.transcript.take(event)
-            taken.append(event)
-            if open.on_event is not None:
-                await hand_event(open.on_event, event)
-            if is_piece:
-                continue
-            if isinstance(event, Approval) and open.asks:
-                self._waiting.setdefault(str(event.body.get("id")), _Asked(event))
-            elif isinstance(event, ApprovalAnswered):
-                self._waiting.pop(str(event.body.get("id")), None)
-            elif open.tools.handed and reading.handed(event, open.tools.handed):
-                assert isinstance(event, ToolCall)
-                open.calls[str(event.tool_use_id)] = reading.own_name(event.tool_name)
-                return taken, None, "tool_use"
-        if taken:
-            return taken, None, None
-        async for batch in open.batches:
-            open.rest = iter(batch.events)
-            return [], None, None
-        return [], *await self._end(open)
-
-    async def _end(self, open: _Open) -> tuple[ProviderError | None, StopReason]:
-        """Close a turn that has ended, and keep its messages."""
-        run = open.run
+    async def _end(self, turn: _Turn) -> None:
+        """Close a turn whose run has ended, and keep its messages."""
         try:
-            await open.block.__aexit__(None, None, None)
+            await turn.block.__aexit__(None, None, None)
         finally:
-            self._open = None
-            failure = self._keep(open, run) if run.is_sealed else self._lost(open, run)
-            stop = self._file.turns[-1].stop_reason or "error"
-            self._fresh = stop in _CUT_OFF
-            open.ended = failure, stop
+            self._turn = None
+            turn.outcome = self._ended(turn)
             with anyio.CancelScope(shield=True):
                 await self.save()
-        return open.ended
 
-    def _lost(self, open: _Open, run: Run) -> ProviderError:
-        """Note a turn whose receipt could not be stored; the next start of a control plane seals it."""
-        self._note(open, stop_reason="error")
-        fact = f"run {run.id} ended without a receipt"
-        return ProviderError(self.provider, run.end_error or StoreError("receipt_store_failed", fact))
-
-    def _keep(self, open: _Open, run: Run) -> ProviderError | None:
-        self.receipt, self._output = run.receipt, open.output
-        receipt = self.receipt
-        stop = reading.stop_of(receipt, open.transcript.stop)
-        if open.interrupted and stop == "error" and receipt.outcome == "partial":
+    def _ended(self, turn: _Turn) -> TurnOutcome:
+        run, transcript = turn.run, turn.transcript
+        outcome = partial(TurnOutcome, message=transcript.last(), output=turn.output)
+        if not run.is_sealed:  # Its receipt could not be stored; the next start of a control plane seals it.
+            self._note(messages=turn.messages(), stop_reason="error")
+            lost = run.end_error or StoreError("receipt_store_failed", f"run {run.id} ended without a receipt")
+            return outcome(
+                stop_reason="error", usage=TokenUsage(), receipt=None, error=ProviderError(self.provider, lost)
+            )
+        self.receipt = receipt = run.receipt
+        stop = reading.stop_of(receipt, transcript.stop)
+        if turn.is_interrupted and stop == "error" and receipt.outcome == "partial":
             stop = "user_interrupt"
-        cause = reading.failure_of(receipt, run.end_error) if stop == "error" else None
-        if self._provider.can.keeps_in(self._file.mode) and open.transcript.conversation is not None:
-            self._native, self._forks = open.transcript.conversation, False
-            self._system_told = open.system
-        usage = reading.usage_of(receipt)
-        sha256 = receipt.receipt_sha256
-        carried = True
-        if stop not in _CUT_OFF and _carries(self._file) and (why := reading.stays_in_patch(receipt)):
-            carried = False
+        if self.keeps_conversations and transcript.conversation is not None:
+            self._native = Native(transcript.conversation, turn.system)
+        why = reading.stays_in_patch(receipt) if stop not in CUT_OFF and _carries(self.file) else ""
+        if why:
             self._lose(f"dropped: the changes of run {run.id[:8]}, {why}; to have them: backplane apply {run.id[:8]}")
+        usage = reading.usage_of(receipt)
         self._note(
-            open, stop_reason=stop, receipt_sha256=sha256, usage=usage, conversation=self._native, carried=carried
-        )
-        return ProviderError(self.provider, cause) if cause is not None else None
+            messages=turn.messages(), stop_reason=stop, receipt_sha256=receipt.receipt_sha256, usage=usage,
+            conversation=None if self._native is None else self._native.id, carried=not why,
+        )  # fmt: skip
+        cause = reading.failure_of(receipt, run.end_error) if stop == "error" else None
+        error = None if cause is None else ProviderError(self.provider, cause)
+        return outcome(stop_reason=stop, usage=usage, receipt=receipt, error=error)
 
-    def _note(self, open: _Open, **ended: Any) -> None:
-        """Note in the session how its last turn ended."""
-        *before, last = self._file.turns
-        turn = replace(last, messages=self._said(open), **ended)
-        self._file = replace(self._file, turns=(*before, turn))
+    def _note(self, **members: Any) -> None:
+        """Change the last turn of the session's file."""
+        *before, last = self.file.turns
+        self.file = replace(self.file, turns=(*before, replace(last, **members)))
 
-    async def _on_ask(self, asked: Approval) -> Decision:
-        """Wait for `answer`; the run's own limit bounds the wait."""
-        waiting = self._waiting.setdefault(str(asked.body.get("id")), _Asked(asked))
-        await waiting.answered.wait()
-        assert waiting.answer is not None
-        return waiting.answer
+
+async def _wait_for_answer(turn: _Turn, asked: Approval) -> Decision:
+    """Wait for `Session.answer`; the run's own limit bounds the wait."""
+    waiting = turn.waiting.setdefault(str(asked.body.get("id")), _Asked(asked))
+    await waiting.is_answered.wait()
+    assert waiting.answer is not None
+    return waiting.answer
 
 
 def _under_way() -> ConfigError:
@@ -755,23 +641,6 @@ def _under_way() -> ConfigError:
 OWN_STATE: Final = "dropped: the provider's own state of the conversation"
 
 
-_CUT_OFF: Final = ("error", "user_interrupt")
-"""Ends of a turn after which what it has changed goes into the folder before the next turn."""
-
-
 def _carries(file: SessionFile) -> bool:
     """Return True if the changes of a turn that was cut off are put into the folder."""
     return file.mode == "staged" and file.lane == "workspace_first"
-
-
-def new_file(config: SessionConfig, provider: str, parent: str | None = None) -> SessionFile:
-    """Return the file of a session without messages."""
-    return SessionFile(
-        format="backplane.session",
-        version=1,
-        id=str(uuid.uuid4()),
-        created_at=timestamp_at(time.time_ns()),
-        provider=provider,
-        parent=parent,
-        **{name: getattr(config, name) for name in KEPT if getattr(config, name) is not None},
-    )

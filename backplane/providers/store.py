@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import io
 import os
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -18,14 +19,8 @@ import msgspec
 from msgspec.structs import replace
 
 from backplane.contract import canonical
-from backplane.contract.conversation import (
-    AgentMessage,
-    Message,
-    MessageToolCall,
-    SessionFile,
-    SessionTurn,
-    ThinkingBlock,
-)
+from backplane.contract.canonical import Json, timestamp_at
+from backplane.contract.conversation import SessionFile, SessionTurn
 from backplane.errors import BackplaneError, ConfigError, StoreError
 from backplane.process.locks import try_lock
 from backplane.providers import reading
@@ -67,45 +62,49 @@ class Saved:
 
 
 def clean(file: SessionFile, redactor: Redactor) -> Any:
-    """Return the file as JSON values without secrets; a signed block that this would change is left out and listed.
+    """Return the file as JSON values without secrets; a signed block that this changes is left out and listed.
 
     Raises:
         ConfigError: `config_invalid`, a rule of its policy has a secret in it: without that it would hold nothing.
     """
-    if redactor.json(msgspec.to_builtins(file.policy))[1]:
+    plain = msgspec.to_builtins(file)
+    if redactor.json(plain["policy"])[1]:
         hint = "name the file or tool by a glob that leaves the secret out"
         raise ConfigError("config_invalid", "a rule of the session's policy has a secret in it", hint=hint)
-    turns, dropped = [], False
-    for turn in file.turns:
-        messages = tuple(_without_changed(message, redactor) for message in turn.messages)
-        dropped = dropped or messages != turn.messages
-        turns.append(replace(turn, messages=messages))
-    losses = (*file.losses, SIGNED) if dropped and SIGNED not in file.losses else file.losses
-    file = replace(file, turns=tuple(turns), losses=losses)
-    return redactor.json(msgspec.to_builtins(file))[0]
+    cleaned = redactor.json(plain)[0]
+    messages = [message for turn in cleaned["turns"] for message in turn.get("messages", ())]
+    if sum(map(_drop_broken, messages)):
+        cleaned["losses"] = list(dict.fromkeys((*cleaned["losses"], SIGNED)))
+    return cleaned
 
 
 SIGNED: Final = "dropped: signed thinking with a secret in it, as redaction would break its signature"
 """The block whole; of words and calls, which stay, the proof alone."""
 
 
-def _without_changed(message: Message, redactor: Redactor) -> Message:
-    if not isinstance(message, AgentMessage):
-        return message
+def _drop_broken(message: dict[str, Any]) -> int:
+    """Take signatures of redacted text out of a message; return how many there were."""
+    thinking = message.get("thinking", [])
+    broken = [block for block in thinking if block.keys() & {"signature", "redacted"} and _is_redacted(block)]
+    if broken:
+        message["thinking"] = [block for block in thinking if block not in broken]
+    signed = [call for call in message.get("tool_calls", ()) if "signature" in call and _is_redacted(call)]
+    signed += [message] if "signature" in message and _is_redacted(message.get("content")) else []
+    for block in signed:
+        del block["signature"]
+    return len(broken) + len(signed)
 
-    def changes(block: ThinkingBlock | MessageToolCall | str) -> bool:
-        """Return True if redaction changes a block, or has changed it on its way here."""
-        value = msgspec.to_builtins(block)
-        return redactor.json(value)[1] > 0 or MARK in msgspec.json.encode(value).decode()
 
-    return replace(
-        message,
-        thinking=tuple(part for part in message.thinking if not (part.is_proven and changes(part))),
-        tool_calls=tuple(
-            replace(call, signature=None) if call.signature and changes(call) else call for call in message.tool_calls
-        ),
-        signature=None if message.signature and changes(message.content) else message.signature,
-    )
+def _is_redacted(block: Json) -> bool:
+    """Return True if redaction has changed a block, now or on its way here."""
+    return MARK in msgspec.json.encode(block).decode()
+
+
+def new_file(provider: str, **members: Any) -> SessionFile:
+    """Return the file of a session without messages."""
+    now = timestamp_at(time.time_ns())
+    id = str(uuid.uuid4())
+    return SessionFile(format="backplane.session", version=1, id=id, created_at=now, provider=provider, **members)
 
 
 def create(home: Path, id: str) -> Saved:

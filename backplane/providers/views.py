@@ -13,19 +13,79 @@ import msgspec
 
 from backplane.contract import events as wire
 from backplane.contract.canonical import Json
-from backplane.providers.events import (
-    ErrorEvent,
-    MessageDoneEvent,
-    StreamEvent,
-    TextDeltaEvent,
-    ToolResultEvent,
-    ToolUseEndEvent,
-    ToolUseInputEvent,
-    ToolUseStartEvent,
-)
+from backplane.contract.conversation import AgentMessage, StopReason, TokenUsage
 from backplane.providers.failures import ProviderError
 from backplane.providers.reading import own_name, reported, text_of
 from backplane.providers.session import Said, Session, TurnOptions, TurnOutcome
+
+
+class TextDeltaEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of the answer."""
+
+    delta: str
+    type: Literal["text_delta"] = "text_delta"
+
+
+class ToolUseStartEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """The beginning of a call."""
+
+    id: str
+    name: str
+    type: Literal["tool_use_start"] = "tool_use_start"
+
+
+class ToolUseInputEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """The call's input as JSON, in one piece."""
+
+    id: str
+    delta: str
+    type: Literal["tool_use_input"] = "tool_use_input"
+
+
+class ToolUseEndEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole call; the caller runs a tool without a handler."""
+
+    id: str
+    name: str
+    input: Json
+    type: Literal["tool_use_end"] = "tool_use_end"
+
+
+class ToolResultEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a call."""
+
+    id: str
+    output: str
+    is_error: bool
+    type: Literal["tool_result"] = "tool_result"
+
+
+class MessageDoneEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """The last event of a stream; the members are those of `TurnOutcome`."""
+
+    message: AgentMessage
+    usage: TokenUsage
+    stop_reason: StopReason
+    type: Literal["message_done"] = "message_done"
+
+
+class ErrorEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A failure; `message_done` says whether the turn ended with it."""
+
+    error: ProviderError
+    type: Literal["error"] = "error"
+
+
+StreamEvent = (
+    TextDeltaEvent
+    | ToolUseStartEvent
+    | ToolUseInputEvent
+    | ToolUseEndEvent
+    | ToolResultEvent
+    | MessageDoneEvent
+    | ErrorEvent
+)
+"""An event of a message's stream, which `as_messages` yields."""
 
 UnifiedName = Literal[
     "TextDelta", "TextComplete", "ThinkingDelta", "ThinkingComplete", "ToolUseStarted", "ToolUseComplete",

@@ -54,7 +54,7 @@ _PRINTED: Final = {
     "cli_checkpoints": "backplane.workspace.checkpoints:Checkpoint",
     "cli_compare": "backplane.routing.intervals:Comparison",
     "cli_conform": "backplane.conform.runner:Report",
-    "cli_cost": "backplane.routing.spend:Spend",
+    "cli_cost": "backplane.cli.cost:Spend",
     "cli_doctor": "backplane.cli.doctor:DoctorCheck",
     "cli_queue_limit": "backplane.scale.commands.limit:QueueLimits",
     "cli_queue_list": "backplane.scale.engine:Status",

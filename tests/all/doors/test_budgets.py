@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backplane.cli.cost import sums
 from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.dialects.ir import TokenCounts
 from backplane.errors import BackplaneError, ConfigError, PolicyError
 from backplane.receipts.journal import Journal, head_fact
 from backplane.receipts.store import Store
-from backplane.routing.spend import sums
 from backplane.runtime import budgets
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run

@@ -28,7 +28,7 @@ from backplane.contract.conversation import (
 from backplane.contract.work import Mode, PolicyProfile
 from backplane.errors import ConfigError
 from backplane.providers import ProviderRegistry, SessionConfig, store
-from backplane.providers.orders import NOT_CARRIED, _changes
+from backplane.providers.turns import NOT_CARRIED, _changes
 from backplane.redact.secrets import Redactor
 from backplane.runtime.backends import ProcessBackend
 from backplane.testing import Call, ModelServer, Turn
@@ -526,7 +526,7 @@ def test_the_configured_policy_holds_beside_the_sessions(shell: Shell, root: Pat
     shell("chat", "--backend", "shell", "--policy", policy_file(tmp_path, {"allowed_tools": ["bash"]}), stdin=b"true\n")
     config.write_text(before + '[policy]\nallowed_tools = ["read_file"]\n')
     said = shell("sessions", "resume", "last", "touch gone-2", code=2)
-    assert "nothing that both allow" in said
+    assert "in allowed_tools, and the session's has not" in said
     config.write_text(before + '[policy]\nallowed_tools = ["read_file", "bash"]\n')
     shell("sessions", "resume", "last", "touch made-3")
     assert not list(root.glob("gone-*"))

@@ -1,12 +1,12 @@
-"""One turn of a session as an order: what a host heeds has its own place, the rest is words, each loss is named.
+"""One turn of a session as an order. Settings that a host heeds are members of it, the rest is words, losses are named.
 
-Pure: a session and the hello of its host come in, an order and the losses come out.
+Pure: a session and the abilities of its host come in, an order and the losses come out.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -19,6 +19,7 @@ from backplane.contract.conversation import (
     Image,
     Message,
     MessageToolCall,
+    SessionFile,
     SessionTurn,
     ToolResultMessage,
     UserMessage,
@@ -27,23 +28,27 @@ from backplane.contract.conversation import (
 from backplane.contract.envelope import Hello
 from backplane.contract.pictures import IMAGES_BYTES_MAX
 from backplane.contract.work import Lane, Mode, PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.errors import BackendError, ConfigError
+from backplane.errors import BackendError, ConfigError, require_type
 from backplane.policy.paths import CHANGE_NOTHING
 from backplane.policy.rules import tool_names, with_defaults
 from backplane.providers.reading import PREFIX, text_of
-from backplane.providers.tools import Tool, ToolDefinition
+from backplane.providers.tools import Tool, Toolset
 from backplane.runtime.approvals import OnAsk
 from backplane.runtime.hooks import Hook
+from backplane.runtime.options import check_callbacks
 
 SESSION: Final = "session/1"
 INTERRUPT: Final = "interrupt/1"
 INPUT: Final = "input/1"
 
+CUT_OFF: Final = ("error", "user_interrupt")
+"""Ends of a turn that was cut off: its changes go into the folder, and its open calls are asked about."""
+
 
 class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a session: model, tools, folder, and how the agent works.
 
-    A saved session that is gone on with has its own model, prompt, limits, folder, mode and lane where None is given.
+    A resumed session keeps its own model, prompt, limits, folder, mode and lane where None is given.
 
     Attributes:
         model: None is the backend's own choice.
@@ -51,10 +56,10 @@ class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
         temperature: of the model; None is its own.
         system_prompt: instructions for the whole conversation.
         tools: functions, whose annotations are the schema and whose docstrings the description, or `ToolDefinition`s.
-        session_id: a saved session to go on with.
+        session_id: a saved session to resume.
         initial_prompt: sent as the first turn, before anything else.
         max_turns: turns of the model in one turn of the session.
-        max_budget_usd: US dollars that each turn may spend; a provider that cannot hold it refuses the turn.
+        max_budget_usd: US dollars that each turn may spend; a provider that cannot keep to it refuses the turn.
         root: the folder to work on; None is one of the session's own, empty at its start and gone at its end.
         mode: `staged` (None) works in a copy of the folder, `pass_through` in the folder itself.
         lane: `workspace_first` (None) **writes the result of each complete turn into the folder**, where the next turn
@@ -65,7 +70,10 @@ class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
         on_ask: answers approvals, a plain or `async` function from `Approval` to `Decision`; `stream` has them wait for
             `Session.answer` while the stream is read; None leaves them to their defaults.
         hooks: asked before tools run and after.
-        save: keep the session in the state folder, so that another process can go on with it.
+        save: keep the session in the state folder, so that another process can resume it.
+
+    Raises:
+        ConfigError: `config_invalid`, a member has a wrong type or value.
     """
 
     model: str | None = None
@@ -86,23 +94,15 @@ class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
     save: bool = True
 
     def __post_init__(self) -> None:
-        """Check the members; `~` in `root` is the home folder. Raises ConfigError: `config_invalid`."""
         if isinstance(self.root, str | os.PathLike):
             msgspec.structs.force_setattr(self, "root", os.path.expanduser(os.fspath(self.root)))
         for field in msgspec.structs.fields(SessionConfig):
-            if field.name not in _OF_PROGRAM:
-                shaped(getattr(self, field.name), _PATH.get(field.name, field.type), f"SessionConfig.{field.name}")
-        for name, (kinds, fix) in _LISTS.items():
-            value = getattr(self, name)
-            if isinstance(value, str) or not isinstance(value, Sequence):
-                raise ConfigError("config_invalid", f"SessionConfig.{name} is no list", hint=fix)
-            wrong = [one for one in value if not isinstance(one, kinds)]
-            if wrong:
-                raise ConfigError("config_invalid", f"SessionConfig.{name} has {wrong[0]!r:.80}", hint=fix)
-        if self.on_ask not in (None, "stream") and not callable(self.on_ask):
-            raise ConfigError(
-                "config_invalid", "SessionConfig.on_ask is no function", hint='one from an Approval, or "stream"'
-            )
+            if field.name not in ("tools", "policy", "on_ask", "hooks"):
+                kind: Any = str | None if field.name == "root" else field.type
+                shaped(getattr(self, field.name), kind, f"SessionConfig.{field.name}")
+        check_callbacks(None if self.on_ask == "stream" else self.on_ask, self.hooks)
+        require_type(self.tools, Sequence, "`tools`", "a list of functions or ToolDefinition values")
+        Toolset(self.tools)
 
 
 KEPT: Final = (
@@ -111,25 +111,11 @@ KEPT: Final = (
 )
 """Members that are saved in a session's file; None leaves the saved value."""
 
-_OF_PROGRAM: Final = ("tools", "policy", "on_ask", "hooks")
-"""Members that hold functions, or are read later."""
-
-_PATH: Final[dict[str, Any]] = {"root": str | None}
-
-_LISTS: Final[dict[str, tuple[Any, str]]] = {
-    "tools": ((ToolDefinition, Callable), "functions, or ToolDefinition values"),
-    "hooks": (Hook, "values of backplane.Hook"),
-}
-
 T = TypeVar("T")
 
 
 def shaped(value: object, kind: type[T], what: str, hint: str | None = None) -> T:
-    """Return a value that a program gave, where it has the shape it should have.
-
-    Raises:
-        ConfigError: `config_invalid`, it has another.
-    """
+    """Return a value of the calling program with its checked shape. Raises ConfigError: `config_invalid`."""
     try:
         plain = msgspec.to_builtins(value, builtin_types=(bytes,))
         msgspec.json.encode(plain)  # A text with half of a surrogate pair cannot be written anywhere.
@@ -142,27 +128,23 @@ def shaped(value: object, kind: type[T], what: str, hint: str | None = None) -> 
 class Abilities(msgspec.Struct, frozen=True):
     """Abilities that a host announced in its hello."""
 
-    heeds: frozenset[str]
-    extensions: frozenset[str]
-    levels: dict[str, Any]
+    heeds: frozenset[str] = frozenset()
+    extensions: frozenset[str] = frozenset()
+    levels: dict[str, Any] = {}
     reads: bool = True
     """Words beside the task reach a model: a host that heeds no context may take the task for a command."""
     host: str | None = None
     """The host's own name: `claude`, `codex`, `api`, …"""
 
-    @property
-    def keeps(self) -> bool:
-        """True if the host keeps conversations itself."""
-        return "session" in self.heeds and SESSION in self.extensions
-
     def keeps_in(self, mode: str) -> bool:
-        """Return True if it keeps them in this mode: one that is stored with its folder is lost with a copy of it."""
-        return self.keeps and (mode == "pass_through" or not isinstance(self.levels.get("session_resume"), dict))
+        """Return True if it keeps conversations in this mode: one that is stored in the folder is lost with a copy."""
+        restricted = isinstance(self.levels.get("session_resume"), dict)
+        return "session" in self.heeds and SESSION in self.extensions and (mode == "pass_through" or not restricted)
 
     @property
     def forks(self) -> bool:
-        """True if it can go on with a copy of a conversation."""
-        return self.keeps and self.levels.get("session_fork") in ("native", "emulated")
+        """True if it can continue a copy of a conversation that it keeps."""
+        return self.levels.get("session_fork") in ("native", "emulated")
 
 
 def abilities(hello: Hello) -> Abilities:
@@ -172,84 +154,96 @@ def abilities(hello: Hello) -> Abilities:
     return Abilities(frozenset(heeds), frozenset(hello.extensions), hello.capabilities, reads, hello.backend.id)
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of one turn's order."""
+def require_tools(can: Abilities, provider: str) -> None:
+    """Refuse tools of the program for a host that takes none. Raises BackendError: `capability_unsupported`."""
+    if "mcp_servers" not in can.heeds:
+        fact = f"{provider!r} takes no tools of the program"
+        raise BackendError("capability_unsupported", fact, hint="leave `tools` empty, or choose another provider")
 
-    config: Any
-    words: str
-    images: tuple[Image, ...] = ()
-    """Shown with them."""
+
+class Native(msgspec.Struct, frozen=True):
+    """A conversation that the provider itself keeps."""
+
+    id: str
+    system: str | None = None
+    """The system prompt in it, for a provider that gets it as words."""
+    is_copied: bool = False
+    """True if the next turn continues a copy of it."""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn, before it is an order."""
+
+    file: SessionFile
+    """The session; a last turn without a stop reason is this turn."""
+    message: UserMessage
     can: Abilities
-    provider: str
-    turns: tuple[SessionTurn, ...] = ()
-    """The earlier turns."""
-    native: str | None = None
-    """Id of the host's own conversation to go on with."""
-    forks: bool = False
-    system_told: str | None = None
-    """The system prompt that the host's own conversation has, in the user's words."""
-    parent: Json = None
+    native: Native | None = None
     tools: Json = None
     """The row of the server of the session's functions."""
     names: frozenset[str] = frozenset()
     """Names of these functions."""
     root: str
     policy: PolicyProfile
-    fresh: bool = False
-    """Calls without a result are asked about: this turn comes after one that was cut off."""
+
+    @property
+    def turns(self) -> tuple[SessionTurn, ...]:
+        """The earlier turns."""
+        return tuple(turn for turn in self.file.turns[self.file.cleared :] if turn.stop_reason is not None)
+
+    @property
+    def leaves_patches(self) -> bool:
+        """True if the changes of earlier turns stay in their patches."""
+        return (self.file.mode, self.file.lane) == ("staged", "patch_first")
 
 
-class Composed(msgspec.Struct, frozen=True):
-    order: WorkOrder
-    losses: tuple[str, ...]
-
-
-def compose(wanted: Wanted) -> Composed:
-    """Make the order of one turn.
+def compose(wanted: Wanted) -> tuple[WorkOrder, tuple[str, ...]]:
+    """Return the order of one turn, and its losses: the parts that are dropped or emulated.
 
     Raises:
         BackendError: `capability_unsupported`, the session has tools and the host takes no MCP servers.
     """
-    losses: list[str] = []
-    heeds, config = wanted.can.heeds, wanted.config
-    if wanted.tools is not None and "mcp_servers" not in heeds:
-        fact = f"{wanted.provider!r} takes no tools of the program"
-        raise BackendError("capability_unsupported", fact, hint="leave `tools` empty, or choose another provider")
-    own: dict[str, Json] = {"parent": wanted.parent} if wanted.parent is not None else {}
-    images = list[Image]()
-    words = [*_system(wanted, own, losses), *_history(wanted, own, losses, images), wanted.words]
-    images += wanted.images
+    file, heeds, losses, images = wanted.file, wanted.can.heeds, list[str](), list[Image]()
+    own: dict[str, Json] = {"parent": _parent(wanted)}
+    words = [*_system(wanted, own, losses), *_history(wanted, own, losses, images), wanted.message.content]
+    images += wanted.message.images
     if images and "images" in heeds:
         own["images"] = msgspec.to_builtins(images)
     elif images:
         losses.append(NO_IMAGES)
-    sampling = {"max_tokens": config.max_tokens, "temperature": config.temperature}
-    asked = {name: value for name, value in sampling.items() if value is not None}
-    if asked and "sampling" in heeds:
-        own["sampling"] = asked
-    losses += [] if "sampling" in heeds else [f"dropped: {name}, the provider has no such setting" for name in asked]
-    given = {"model": config.model, "max_turns": config.max_turns}
-    for name, value in list(given.items()):
-        if value is not None and name not in heeds:
-            losses.append(f"dropped: {name}, the provider has no such setting")
-            given[name] = None
-    if (config.mode, config.lane) == ("staged", "patch_first") and any(turn.run_id for turn in wanted.turns):
+    sampling = {"max_tokens": file.max_tokens, "temperature": file.temperature}
+    sampling = {name: value for name, value in sampling.items() if value is not None}
+    if sampling and "sampling" in heeds:
+        own["sampling"] = msgspec.to_builtins(sampling)
+    asked: dict[str, Any] = {"model": file.model, "max_turns": file.max_turns}
+    taken = {name: value for name, value in asked.items() if value is not None and name in heeds}
+    dropped = [*(() if "sampling" in heeds else sampling), *(name for name in asked if asked[name] is not None)]
+    losses += [f"dropped: {name}, the provider has no such setting" for name in dropped if name not in taken]
+    if wanted.leaves_patches and any(turn.run_id for turn in wanted.turns):
         losses.append(UNSEEN)
     if wanted.tools is not None:
+        require_tools(wanted.can, file.provider)
         own["mcp_servers"] = [wanted.tools]
     order = WorkOrder(
         "\n\n".join(words),
-        lane=config.lane,
-        workspace=WorkspaceSpec(root=wanted.root, mode=config.mode),
+        lane=file.lane,
+        workspace=WorkspaceSpec(root=wanted.root, mode=file.mode),
         policy=wanted.policy,
         # A budget is never dropped: a host that does not heed it refuses the order.
-        config=RuntimeConfig(vendor={"abp": own} if own else {}, max_budget_usd=config.max_budget_usd, **given),
+        config=RuntimeConfig(vendor={"abp": own}, max_budget_usd=file.max_budget_usd, **taken),
     )
-    return Composed(order, tuple(losses))
+    return order, tuple(losses)
+
+
+def _parent(wanted: Wanted) -> Json:
+    sealed = [turn for turn in wanted.turns if turn.receipt_sha256 is not None]
+    last = {"run_id": sealed[-1].run_id, "receipt_sha256": sealed[-1].receipt_sha256} if sealed else {}
+    return {"session": wanted.file.id, **last}
 
 
 def _system(wanted: Wanted, own: dict[str, Json], losses: list[str]) -> list[str]:
-    system, told = wanted.config.system_prompt or None, wanted.system_told
+    system = wanted.file.system_prompt or None
+    before = wanted.native.system if wanted.native is not None else None
     if "system" in wanted.can.heeds:
         own.update({"system": system} if system else {})
         return []
@@ -258,13 +252,12 @@ def _system(wanted: Wanted, own: dict[str, Json], losses: list[str]) -> list[str
         losses += [dropped] if system else []
         return []
     losses += ["emulated: system_prompt, it is said in the user's words"] if system else []
-    if system == told:
+    if system == before:
         return []
-    # The provider's own conversation has the earlier words for good.
-    losses += [REPLACED] if told else []
+    losses += [REPLACED] if before else []
     if system is None:
-        return [f"The instructions for this whole conversation that were given earlier no longer hold:\n{told}"]
-    return [f"Instructions for this whole conversation{', in place of the earlier ones' if told else ''}:\n{system}"]
+        return [f"The instructions for this whole conversation that were given earlier no longer hold:\n{before}"]
+    return [f"Instructions for this whole conversation{', in place of the earlier ones' if before else ''}:\n{system}"]
 
 
 REPLACED: Final = "emulated: a change of system_prompt, the earlier one stays in the conversation and is revoked there"
@@ -287,38 +280,46 @@ QUESTION: Final = (
 
 def _history(wanted: Wanted, own: dict[str, Json], losses: list[str], images: list[Image]) -> list[str]:
     """Put the history into the order's own members, or return it as words; then its pictures go to `images`."""
+    can, native = wanted.can, wanted.native
+    question = _questions(wanted) if can.reads else []
+    if can.keeps_in(wanted.file.mode):
+        way = "fork" if native is not None and native.is_copied else "resume"
+        own["session"] = {"keep": True} if native is None else {way: native.id}
     said = [(turn, message) for turn in wanted.turns for message in turn.messages]
-    question = _questions(wanted) if wanted.can.reads else []
-    if wanted.can.keeps_in(wanted.config.mode):
-        own["session"] = {"fork" if wanted.forks else "resume": wanted.native} if wanted.native else {"keep": True}
-    if wanted.native or not said:
+    if native is not None or not said:
         return question
     messages = [_carried(turn, message, wanted, losses) for turn, message in said]
-    if "history" in wanted.can.heeds:
+    if "history" in can.heeds:
         own["history"] = msgspec.to_builtins(messages)
         return question
-    if not wanted.can.reads:
+    if not can.reads:
         losses.append("dropped: history, the provider does what the task says and reads nothing else")
         return []
-    messages = _fitting(messages, wanted.images, losses)
+    agents = [message for message in messages if isinstance(message, AgentMessage)]
     losses.append("emulated: history, it is said in the user's words")
-    losses += ["dropped: thinking of earlier turns"] if any(_thinks(message) for message in messages) else []
-    proven = any(isinstance(one, AgentMessage) and without_proofs(one) != one for one in messages)
+    losses += ["dropped: thinking of earlier turns"] if any(message.thinking for message in agents) else []
+    proven = any(_without_proofs(message) != message for message in agents)
     losses += ["dropped: proofs of words and calls, which are said in the user's words"] if proven else []
     unknown = {call.id for call in unresolved(tuple(messages))}
-    record = [_shown(message, unknown, images) for message in messages]
+    fitting = _fitting(messages, wanted.message.images, losses)
+    record = [_shown(message, unknown, fitting, images) for message in messages]
     return [*question, "\n".join(["What was said before in this conversation, as a record:", *record])]
 
 
 def _questions(wanted: Wanted) -> list[str]:
-    """Return what the model has to find out before it goes on: lost changes, and calls whose end is unknown."""
-    # A conversation that the host keeps was given the older ones already.
-    turns = wanted.turns[-1:] if wanted.native else wanted.turns
-    in_patches = (wanted.config.mode, wanted.config.lane) == ("staged", "patch_first")
-    lost = [call for turn in turns if in_patches or not turn.carried for call in _changes(turn)]
-    cut = unresolved(wanted.turns[-1].messages) if wanted.turns and wanted.fresh else ()
-    asked = ((NOT_CARRIED, lost), (QUESTION, cut))
-    return ["\n".join([words, *map(_shown_call, calls)]) for words, calls in asked if calls]
+    """Return what the model has to find out first: changes that are not in the folder, and calls without a result."""
+    turns, last = wanted.turns, wanted.turns[-1:]
+    # The provider's own conversation has the older questions.
+    asked = last if wanted.native is not None else turns
+    lost = [call for turn in asked if wanted.leaves_patches or not turn.carried for call in _changes(turn)]
+    cut = [
+        call
+        for turn in last
+        if turn.stop_reason in CUT_OFF or turn.provider != wanted.file.provider
+        for call in unresolved(turn.messages)
+    ]
+    found = ((NOT_CARRIED, lost), (QUESTION, cut))
+    return ["\n".join([words, *map(_shown_call, calls)]) for words, calls in found if calls]
 
 
 def _changes(turn: SessionTurn) -> Iterator[MessageToolCall]:
@@ -330,63 +331,54 @@ def _changes(turn: SessionTurn) -> Iterator[MessageToolCall]:
                 yield call
 
 
-def _fitting(messages: list[Message], more: Sequence[Image], losses: list[str]) -> list[Message]:
-    """Return the messages without pictures that no agent is shown: those by address, or all if too large together."""
+def _fitting(messages: Sequence[Message], more: Sequence[Image], losses: list[str]) -> Collection[Image]:
+    """Return the pictures that go with a record: none by address, and none at all if they are too large together."""
     images = [image for message in messages if isinstance(message, UserMessage) for image in message.images]
     fits = sum(len(image.data or "") for image in (*images, *more)) * 3 // 4 <= IMAGES_BYTES_MAX
-    kept = [image for image in images if fits and image.data is not None]
-    if kept == images:
-        return messages
-    losses.append("dropped: pictures of earlier turns that are by address, or together too large")
-    return [
-        replace(one, images=tuple(image for image in one.images if image in kept))
-        if isinstance(one, UserMessage)
-        else one
-        for one in messages
-    ]
+    fitting = [image for image in images if fits and image.data is not None]
+    if fitting != images:
+        losses.append("dropped: pictures of earlier turns that are by address, or together too large")
+    return fitting
 
 
 def _carried(turn: SessionTurn, message: Message, wanted: Wanted, losses: list[str]) -> Message:
-    """A message as this provider may have it: proofs go back to who made them alone."""
+    """Return a message for this provider: only the provider and model that made a proof get it back."""
     if isinstance(message, UserMessage) and message.images and "images" not in wanted.can.heeds:
         losses.append(NO_IMAGES)
         return replace(message, images=())
     if not isinstance(message, AgentMessage):
         return message
-    thinking = message.thinking
-    if (turn.provider, turn.model) != (wanted.provider, wanted.config.model):
+    thinking, is_own = message.thinking, (turn.provider, turn.model) == (wanted.file.provider, wanted.file.model)
+    if not is_own:
         if any(part.is_proven for part in thinking):
             losses.append(f"dropped: signatures of thinking, which only {turn.provider} can read")
         if thinking:
             losses.append("dropped: thinking of another provider or model")
-        thinking, bare = (), without_proofs(message)
-        if bare != message:
+        if (bare := _without_proofs(message)) != message:
             losses.append(f"dropped: proofs of words and calls, which only {turn.provider} can read")
-        message = bare
+        message = replace(bare, thinking=())
     elif any(not part.is_proven for part in thinking) and "history" in wanted.can.heeds:
         losses.append("dropped: thinking without a signature")
     calls = tuple(
         replace(call, name=PREFIX + call.name) if call.name in wanted.names else call for call in message.tool_calls
     )
-    return replace(message, thinking=thinking, tool_calls=calls)
+    return replace(message, tool_calls=calls)
 
 
-def without_proofs(message: AgentMessage) -> AgentMessage:
-    """The same without the proofs of its words and calls; thinking is left as it is."""
+def _without_proofs(message: AgentMessage) -> AgentMessage:
+    """Return a message without the proofs of its words and calls; thinking stays as it is."""
     calls = tuple(replace(call, signature=None) for call in message.tool_calls)
     return replace(message, tool_calls=calls, signature=None)
 
 
-def _thinks(message: Message) -> bool:
-    return isinstance(message, AgentMessage) and bool(message.thinking)
-
-
-def _shown(message: Message, unknown: Collection[str], images: list[Image]) -> str:
+def _shown(message: Message, unknown: Collection[str], fitting: Collection[Image], images: list[Image]) -> str:
     if isinstance(message, UserMessage):
-        images += message.images
-        first = len(images) - len(message.images) + 1
-        shown = [f"(picture {number} of this message)" for number in range(first, len(images) + 1)]
-        return " ".join([f"User: {message.content}", *shown])
+        words = [f"User: {message.content}"]
+        for image in message.images:
+            if image in fitting:
+                images.append(image)
+                words.append(f"(picture {len(images)} of this message)")
+        return " ".join(words)
     if isinstance(message, ToolResultMessage):
         return f"{'Error' if message.is_error else 'Result'} of {message.tool_call_id}: {message.content}"
     said = [f"Assistant: {message.content}"] if message.content else []
@@ -398,45 +390,27 @@ def _shown_call(call: MessageToolCall) -> str:
     return f"Call {call.id}: {call.name} {text_of(call.arguments)}"
 
 
-def tightened(base: PolicyProfile, turn: PolicyProfile) -> PolicyProfile:
-    """Return a session's policy with what a later one forbids beside it, which cannot allow more.
+def tightened(base: PolicyProfile, later: PolicyProfile, *, leave_out: bool = False) -> PolicyProfile:
+    """Return a session's policy with the rules of a later one, which cannot allow more.
+
+    Args:
+        leave_out: leave out later rules that allow more, as long as one of their kind remains; else they are refused.
 
     Raises:
-        ConfigError: `config_invalid`, the later one allows what the session's does not.
+        ConfigError: `config_invalid`, the later policy allows what the session's does not.
     """
     merged: dict[str, tuple[str, ...]] = {}
-    base = with_defaults(base)  # What counts in a session that was given no policy.
+    base = with_defaults(base)  # An empty policy counts as the default one.
     for name in PolicyProfile.__struct_fields__:
-        ours: tuple[str, ...] = getattr(base, name)
-        theirs: tuple[str, ...] = getattr(turn, name)
+        ours, theirs = getattr(base, name), getattr(later, name)
         if not name.startswith("allow"):
             merged[name] = (*ours, *(rule for rule in theirs if rule not in ours))
             continue
-        more = [rule for rule in theirs if ours and rule not in ours]
-        if more:
-            fact = f"the policy has {more[0]!r} in {name}, and the session's has not"
-            raise ConfigError("config_invalid", fact, hint="a policy that is given later only tightens the session's")
-        merged[name] = theirs or ours
+        both = tuple(rule for rule in theirs if not ours or rule in ours)
+        if both != theirs and not (leave_out and both):  # An empty list would allow everything.
+            more = next(rule for rule in theirs if rule not in both)
+            fact = f"the policy has {more!r} in {name}, and the session's has not"
+            hint = "a later policy only tightens the session's; --policy replaces the configured one"
+            raise ConfigError("config_invalid", fact, hint=hint)
+        merged[name] = both or ours
     return PolicyProfile(**merged)
-
-
-def going_on(kept: PolicyProfile, given: PolicyProfile | None, configured: PolicyProfile | None) -> PolicyProfile:
-    """Return the policy of a resumed session: the kept policy, tightened by the given or else the configured one.
-
-    A configured rule that allows more than the session's policy is left out, as it was when the session began.
-
-    Raises:
-        ConfigError: `config_invalid`, the given policy allows more, or the configured one has no rule in common with
-            the kept one.
-    """
-    if given is not None or configured is None:
-        return kept if given is None else tightened(kept, given)
-    shared: dict[str, tuple[str, ...]] = {}
-    for name in PolicyProfile.__struct_fields__:
-        if not name.startswith("allow") or not (ours := getattr(kept, name)) or not getattr(configured, name):
-            continue
-        shared[name] = tuple(rule for rule in getattr(configured, name) if rule in ours)
-        if not shared[name]:  # An empty list would allow everything.
-            fact = f"{name} of the session's policy and of the configured one have nothing that both allow"
-            raise ConfigError("config_invalid", fact, hint="go on with --policy, which stands for the configured one")
-    return tightened(kept, replace(configured, **shared))
