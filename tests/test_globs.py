@@ -32,6 +32,30 @@ def test_the_first_pattern_that_matches_is_named() -> None:
     assert compile_globs([]).matches("anything") is None
 
 
+def test_a_thousand_names_are_taken_and_decided_at_once() -> None:
+    patterns = [f"**/name{number}/**" for number in range(1000)] + ["*.py", "**/last", "top/**", "a/b", "é"]
+    globs = compile_globs(patterns)
+    paths = ["x/name999/y", "name7/", "name7", "y.py", "x/last", "top/z", "x/top/z", "a/b", "x/a/b", "é", "name3/x.py"]
+    expected = [
+        "**/name999/**",
+        "**/name7/**",
+        None,
+        "*.py",
+        "**/last",
+        "top/**",
+        None,
+        "a/b",
+        None,
+        "é",
+        "**/name3/**",
+    ]
+    assert [globs.matches(path) for path in paths] == expected
+    started = time.process_time()
+    for _ in range(100):
+        globs.matches("name/" * (PATH_BYTES_MAX // 5))
+    assert time.process_time() - started < 100 * DECISION_S_MAX
+
+
 @pytest.mark.parametrize("pattern", VECTORS["bad_globs"])
 def test_a_malformed_pattern_is_policy_invalid(pattern: str) -> None:
     with pytest.raises(PolicyError) as caught:

@@ -7,6 +7,7 @@ Making a path relative or following links is not done here.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -45,23 +46,57 @@ _FEWER: Final = "use fewer braces"
 _Tokens = tuple[str, ...]
 
 
+_PLAIN: Final = re.compile(r"(?P<deep>\*\*/)?(?P<name>[^*?\[\]{}\\/]+(?P<more>(?:/[^*?\[\]{}\\/]+)*))(?P<below>/\*\*)?")
+"""A pattern that is a name: `name`, `**/name`, `name/**` or `**/name/**`; without `**/` the name may be a path."""
+
+
+class _Names:
+    """The patterns of a set that are names; a table decides them, however many they are."""
+
+    def __init__(self) -> None:
+        self._tables: dict[tuple[bool, bool], dict[bytes, int]] = {}
+        """Name → the first pattern that is this name, by whether the name may be anywhere, and has to be a folder."""
+
+    def add(self, pattern: str, number: int) -> bool:
+        """Take a pattern if it is a name; return whether it is."""
+        found = _PLAIN.fullmatch(pattern)
+        if found is None or (found["deep"] and found["more"]):
+            return False
+        table = self._tables.setdefault((bool(found["deep"]), bool(found["below"])), {})
+        table.setdefault(_encode(found["name"]), number)
+        return True
+
+    def find(self, subject: bytes) -> int | None:
+        """Return the number of the first pattern that matches the whole path."""
+        parts = subject.split(b"/") if self._tables else []
+        folders = itertools.accumulate(parts[:-1], lambda above, name: above + b"/" + name)
+        asked = {(True, True): parts[:-1], (True, False): parts[-1:], (False, True): folders, (False, False): [subject]}
+        hits = [table.get(name) for which, table in self._tables.items() for name in asked[which]]
+        return min((number for number in hits if number is not None), default=None)
+
+
 class Globs:
     """A compiled list of patterns; `matches` answers with the pattern that matched."""
 
-    def __init__(self, patterns: tuple[str, ...], expression: re.Pattern[bytes] | None) -> None:
+    def __init__(
+        self, patterns: tuple[str, ...], names: _Names, expression: re.Pattern[bytes] | None, numbers: Sequence[int]
+    ) -> None:
         self.patterns = patterns
+        self._names = names
         self._expression = expression
+        self._numbers = numbers
+        """The pattern of each group of the expression."""
 
     def __bool__(self) -> bool:
         return bool(self.patterns)
 
     def matches(self, path: str) -> str | None:
-        """Find the first pattern that matches the whole path, or None.
+        """Return the first pattern that matches the whole path, or None.
 
         Raises:
             PolicyError: `policy_denied`, the path is longer than `PATH_BYTES_MAX` and so undecided.
         """
-        if self._expression is None:
+        if not self.patterns:
             return None
         subject = _encode(path)
         if len(subject) > PATH_BYTES_MAX:
@@ -70,8 +105,10 @@ class Globs:
                 f"a path of {len(subject)} bytes is too long to decide; the limit is {PATH_BYTES_MAX}",
                 hint="use a shorter path",
             )
-        found = self._expression.fullmatch(subject)
-        return self.patterns[found.lastindex - 1] if found and found.lastindex else None
+        found = self._expression.fullmatch(subject) if self._expression is not None else None
+        numbers = [self._names.find(subject), self._numbers[found.lastindex - 1] if found and found.lastindex else None]
+        first = min((number for number in numbers if number is not None), default=None)
+        return self.patterns[first] if first is not None else None
 
 
 def compile_globs(patterns: Sequence[str]) -> Globs:
@@ -80,22 +117,23 @@ def compile_globs(patterns: Sequence[str]) -> Globs:
     Raises:
         PolicyError: `policy_invalid`, a pattern is malformed, or the set is too costly to decide.
     """
-    if not patterns:
-        return NO_GLOBS
-    branches: list[str] = []
+    names, numbers, branches = _Names(), list[int](), list[str]()
     set_bytes = scan_bytes = 0
-    for pattern in patterns:
+    for number, pattern in enumerate(patterns):
+        if len(pattern) <= PATTERN_BYTES_MAX // 4 and names.add(pattern, number):
+            continue
         variants = [_chunks(tokens) for tokens in _variants(pattern)]
         set_bytes += sum(len(chunk.units) for chunks in variants for chunk in chunks)
         scan_bytes += sum(map(_scan_bytes, variants))
         if set_bytes > SET_BYTES_MAX or scan_bytes > SCAN_BYTES_MAX:
             raise _invalid(pattern, "makes its list too costly to decide", "use fewer or shorter patterns")
         branches.append("(" + "|".join(_expression(chunks) for chunks in variants) + ")")
-    text = "|".join(branches)
-    return Globs(tuple(patterns), re.compile(text.encode("ascii"), re.DOTALL))
+        numbers.append(number)
+    expression = re.compile("|".join(branches).encode("ascii"), re.DOTALL) if branches else None
+    return Globs(tuple(patterns), names, expression, numbers)
 
 
-NO_GLOBS: Final = Globs((), None)
+NO_GLOBS: Final = compile_globs(())
 """Matches nothing."""
 
 
