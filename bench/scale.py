@@ -108,7 +108,7 @@ def _workers(counts: Sequence[int]) -> int:
         for count in counts if urls is not None else ():
             url = next(urls)  # type: ignore[arg-type]  # it is one here
             engine = DurableEngine(url)
-            engine.prepare()
+            anyio.run(engine.workers)  # Creates the tables.
             pids = [_forked_worker(url) for _ in range(count)]
             try:
                 while len(anyio.run(engine.workers)) < count:
@@ -141,10 +141,11 @@ def _workers(counts: Sequence[int]) -> int:
 def _forked_worker(url: str) -> int:
     """A worker in a process of its own, without loading everything again."""
     from backplane.scale.durable import DurableEngine
+    from backplane.scale.worker import serve
 
     pid = os.fork()
     if pid == 0:
-        anyio.run(lambda: DurableEngine(url, lease_s=LEASE_S).serve(_nothing, slots=SLOTS))
+        anyio.run(lambda: serve(DurableEngine(url, lease_s=LEASE_S), _nothing, slots=SLOTS))
         os._exit(0)
     return pid
 
@@ -297,6 +298,7 @@ async def _nothing(job: Job, attempt: Attempt, emit: Emit, control: Control) -> 
 
 def _ours(url: str, count: int) -> Figures:
     from backplane.scale.durable import DurableEngine
+    from backplane.scale.worker import serve
 
     async def work() -> Figures:
         engine = DurableEngine(url, poll_s=POLL_S, lease_s=LEASE_S)
@@ -304,7 +306,7 @@ def _ours(url: str, count: int) -> Figures:
             await engine.submit(Job(WorkOrder("a task"), "rerun"))
         async with anyio.create_task_group() as tasks:
             clock = _Clock()
-            tasks.start_soon(lambda: engine.serve(_nothing, slots=SLOTS))
+            tasks.start_soon(lambda: serve(engine, _nothing, slots=SLOTS))
             await anyio.to_thread.run_sync(_wait_for, url, count)
             figures = clock.figures()
             tasks.cancel_scope.cancel()
@@ -316,11 +318,12 @@ def _ours(url: str, count: int) -> Figures:
 
 def _idle_ours(url: str, _count: int) -> Figures:
     from backplane.scale.durable import DurableEngine
+    from backplane.scale.worker import serve
 
     async def work() -> Figures:
         engine = DurableEngine(url, poll_s=IDLE_POLL_S)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lambda: engine.serve(_nothing, slots=SLOTS))
+            tasks.start_soon(lambda: serve(engine, _nothing, slots=SLOTS))
             await anyio.sleep(4)
             clock = await anyio.to_thread.run_sync(_Clock, url)
             await anyio.sleep(IDLE_S)
@@ -336,9 +339,10 @@ def _shell(url: str, count: int) -> Figures:
     """The queue with real orders: each stages a workspace, starts a host and a command, and seals a receipt."""
     from backplane.config import Settings
     from backplane.runtime.plane import ControlPlane
-    from backplane.scale.content import ContentStore
+    from backplane.scale.content import Contents
     from backplane.scale.durable import DurableEngine
     from backplane.scale.runner import Runner
+    from backplane.scale.worker import serve
 
     async def work(folder: Path) -> Figures:
         engine = DurableEngine(url, poll_s=POLL_S, lease_s=LEASE_S)
@@ -347,8 +351,8 @@ def _shell(url: str, count: int) -> Figures:
         plane = ControlPlane(Settings(), folder, dict(os.environ))
         async with plane, anyio.create_task_group() as tasks:
             clock = _Clock()
-            run = Runner(plane, ContentStore(folder / "content"))
-            tasks.start_soon(lambda: engine.serve(run, slots=SLOTS))
+            run = Runner(plane, Contents(folder / "content"))
+            tasks.start_soon(lambda: serve(engine, run, slots=SLOTS))
             await anyio.to_thread.run_sync(_wait_for, url, count)
             figures = clock.figures()
             tasks.cancel_scope.cancel()

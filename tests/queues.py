@@ -1,4 +1,4 @@
-"""A queue of a test's own, with workers as real processes, and a server of contents."""
+"""A queue of a test's own, with workers as real processes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +18,7 @@ import pytest
 
 from backplane.cli import main
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.scale.content import ContentStore
+from backplane.scale.content import Contents
 from backplane.scale.engine import Event, Job
 from backplane.scale.orders import make_job
 from backplane.workspace import Quota
@@ -49,7 +47,7 @@ class Queue:
         self.folder = folder
         self.url = url or f"sqlite:///{folder / 'queue.sqlite'}"
         self.home = folder / "home"
-        self.content = ContentStore(folder / "content")
+        self.content = Contents(folder / "content")
         self.lease_s = lease_s
         from backplane.scale.durable import DurableEngine  # A Python without dbos imports this file, too.
 
@@ -143,54 +141,6 @@ def until(true: object, limit_s: float = 100.0) -> None:
     while not true():  # type: ignore[operator]
         assert time.monotonic() < ends, "it did not come to pass"
         time.sleep(0.05)
-
-
-class _Keeper(BaseHTTPRequestHandler):
-    """A server of contents: it takes PUT, gives GET, and wants a token."""
-
-    kept: dict[str, bytes]
-    token: str | None = None
-
-    def do_PUT(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self._may():
-            self.kept[self.path] = body
-            self._say(201)
-
-    def do_GET(self) -> None:
-        if self._may():
-            self._say(200 if self.path in self.kept else 404, self.kept.get(self.path, b""))
-
-    def _may(self) -> bool:
-        may = self.token is None or self.headers["Authorization"] == f"Bearer {self.token}"
-        if not may:
-            self._say(401)
-        return may
-
-    def _say(self, status: int, body: bytes = b"") -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextmanager
-def a_content_server(token: str | None = None) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """A server of contents on loopback: its URL, and what it keeps by path."""
-    kept: dict[str, bytes] = {}
-    handler = type("Keeper", (_Keeper,), {"kept": kept, "token": token})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/contents", kept
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
 
 
 def here_cli(queue: Queue, *words: str) -> subprocess.CompletedProcess[str]:

@@ -151,12 +151,13 @@ THIRD_PARTY = {
     "jsonschema": {"agents", "schemas", "cli", "tools"},
     "ahocorasick_rs": {"redact"},
     "referencing": {"agents"},  # jsonschema's own errors of references
-    "httpx": {"upstream", "tools", "agents", "scale", "sandbox"},
+    "httpx": {"upstream", "tools", "agents", "sandbox"},
     "h11": {"testing", "sandbox"},  # comes with httpx
     "websockets": {"agents"},  # an extra: only where Kimi is driven
     "opentelemetry": {"telemetry"},  # an extra: only where a collector is named
     "dbos": {"scale"},  # an extra: only where orders go to a queue
     "sqlalchemy": {"scale"},  # comes with it
+    "fsspec": {"scale"},  # an extra: only where the contents of a queue are at a URL
     "prompt_toolkit": {"cli"},  # an extra: only where a person chats
     "starlette": {"web"},  # an extra: only where a page is served
     "uvicorn": {"web"},
@@ -217,9 +218,9 @@ LATE = {
     "host.speak": "the event loop, behind the hello",
     "providers.tools._schema": "jsonschema, for the first call of a definition's handler",
     "scale.commands.worker._gauges": "the SDK, an extra",
-    "scale.place.contents": "httpx, for contents on a server",
     "scale.place.open": "the engine, which takes a second",
-    "scale.content._client": "httpx, for contents on a server",
+    "scale.content.__init__": "fsspec, for contents at a URL",
+    "scale.commands.worker.run": "the engine, which takes a second",
     "schemas.validate.validator_of": "jsonschema, where the typed reader does not do",
     "view.load.moment_of": "the prices, for a run whose model is unknown to its service",
     "telemetry.sender._work": "the SDK, in a thread while the run is at work",

@@ -7,7 +7,7 @@ from typing import Any
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store, wrong
-from backplane.receipts.memory import UNFOLLOWED, find
+from backplane.receipts.memory import find
 from backplane.runtime.door import AnswerCommand, Request, knock
 
 HELP = "Answer a question of a live run from any terminal. `why RUN` and `watch RUN` show the question."
@@ -32,12 +32,6 @@ def send(name: str, request: Request) -> int:
         run = find(store, name)
         if run.state != "live":
             fact = f"run {run.run_id} is not live: it is {run.outcome or run.reason or 'cut off'}"
-            hint = "list the live runs: backplane runs --live"
-            if run.reason == UNFOLLOWED:
-                hint = f"cancel it in its queue: backplane queue cancel {run.queued} [--engine URL]"
-                if isinstance(request, AnswerCommand):
-                    given = f"{run.queued} {request.ask} {request.decision}"
-                    hint = f"answer it in its queue: backplane queue answer {given} [--engine URL]"
-            raise wrong(fact, hint)
+            raise wrong(fact, "list the live runs: backplane runs --live")
         streams.write(streams.one_line(knock(store.home, run.run_id, request)) + "\n")
     return 0

@@ -16,7 +16,7 @@ from backplane.contract.events import carried
 from backplane.errors import BackplaneError
 from backplane.receipts.build import failure_of
 from backplane.receipts.journal import PATCH
-from backplane.receipts.memory import Remembered, find, follow_step, state_of
+from backplane.receipts.memory import Remembered, find, state_of
 from backplane.receipts.tail import LOOK_S, Tail
 from backplane.runtime.door import AnswerCommand, knock
 from backplane.view.figures import ID_CHARS
@@ -113,10 +113,9 @@ class _Watch:
         self.terminal.add(look.end_line())
         streams.write(self.terminal.clear())
         if state == "cut_off":
-            step = "run cut off: its backplane process ended early; the next `backplane run` writes its receipt"
-            if (queued := self._run.queued) is not None:
-                step = f"this machine no longer follows the run; to follow it: {follow_step(queued)} [--engine URL]"
-            streams.write(f"{step}\n")
+            streams.write(
+                "run cut off: its backplane process ended early; the next `backplane run` writes its receipt\n"
+            )
             return FAILED
         receipt, patch = self._store.load(self._run.run_id), self._store.folder(self._run.run_id) / PATCH
         streams.write(ended.summary(receipt, look, patch))

@@ -32,9 +32,6 @@ SEARCH_BYTES: Final = 1 << 20
 WORD_BYTES_MAX: Final = 4096
 """Longest word that is looked for."""
 
-UNFOLLOWED: Final = "unfollowed"
-"""The reason of a queued order's copy whose follower has ended: the order goes on without it."""
-
 
 class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     """One run as a list shows it."""
@@ -54,7 +51,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     """The name that it has here, else its own."""
     outcome: str | None = None
-    """None until it has ended; also for `reason` (but `UNFOLLOWED`), `duration_ms`, `files`."""
+    """None until it has ended; also for `reason`, `duration_ms`, `files`."""
     reason: str | None = None
     code: str | None = None
     """Why it did not complete: the error's code, and in words."""
@@ -147,23 +144,14 @@ def of_folder(folder: Path) -> Remembered | None:
     if not is_run_id(folder.name) or folder.is_symlink() or not folder.is_dir():
         return None
     opening, abandoned = opening_of(folder), is_abandoned(folder)
-    asked = _asked(opening)
-    left = abandoned and asked["queued"] is not None
     return Remembered(
         run_id=folder.name,
         state="cut_off" if abandoned else "live",
         waits=not abandoned and _is_waiting(folder / TRACE),
         started_at=opening.started_at,
-        backend=opening.backend.id if opening.backend is not None else "queue" if asked["queued"] else "",
-        reason=UNFOLLOWED if left else None,
-        cause=f"nobody follows it here any more: {follow_step(asked['queued'])}" if left else None,
-        **asked,
+        backend=opening.backend.id if opening.backend is not None else "",
+        **_asked(opening),
     )
-
-
-def follow_step(order_id: str) -> str:
-    """The command that follows an order of a queue."""
-    return f"backplane queue events {order_id} --follow"
 
 
 def of_row(store: Store, row: ReceiptRow) -> Remembered:

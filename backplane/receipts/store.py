@@ -25,8 +25,8 @@ from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
 from backplane.receipts.audit import AuditFinding, patch_hash
 from backplane.receipts.database import ChainCheckpoint, Listed, ReceiptRow, Rows, columns_of
-from backplane.receipts.journal import COPIED, PATCH, TRACE, Journal, backend_name, disk_error, opening_of
-from backplane.receipts.pieces import is_intact, with_trace, without_trace
+from backplane.receipts.journal import COPIED, PATCH, TRACE, Facts, Journal, backend_name, disk_error, opening_of
+from backplane.receipts.pieces import with_trace, without_trace
 from backplane.receipts.recovery import Orphan, Orphans, Recovery
 from backplane.receipts.trace import Trace, line_batches
 
@@ -100,20 +100,16 @@ class Store:
         journal.sync()
         return self._insert(receipt, trace, body)
 
-    def adopt(self, receipt: Receipt, patch: bytes = b"", journal: Journal | None = None) -> ReceiptRow:
+    def adopt(self, receipt: Receipt, patch: bytes = b"", head: Facts | None = None) -> ReceiptRow:
         """Keep a sealed receipt that was made elsewhere, with the patch that belongs to it.
 
         Args:
-            journal: a copy of its events that was made while they came, open; it is closed here, and is removed
-                where its events are not the receipt's.
+            head: the first fact of the run if its order is known here, see `journal.head_fact`.
 
         Raises:
             StoreError: as `append`, also for a duration that no row can hold; nothing is left behind.
         """
-        if journal is not None and not is_intact(msgspec.structs.replace(receipt, trace=journal.trace)):
-            journal.discard()
-            journal = None
-        journal = journal or self._copied(receipt, has_patch=bool(patch))
+        journal = self._copied(receipt, head or {}, has_patch=bool(patch))
         if journal is None:
             return self._insert(receipt, Trace(b"", 0, 0), without_trace(receipt))
         try:
@@ -126,7 +122,7 @@ class Store:
         finally:
             journal.close()
 
-    def _copied(self, receipt: Receipt, *, has_patch: bool) -> Journal | None:
+    def _copied(self, receipt: Receipt, head: Facts, *, has_patch: bool) -> Journal | None:
         """Copy the events of a receipt into a journal; None where there is nothing to keep beside the row."""
         run_id = receipt.meta.run_id
         if receipt.meta.duration_ms > database.INTEGER_MAX:
@@ -137,7 +133,7 @@ class Store:
         self._settle(run_id, only_copies=True)
         if self.has(run_id):
             raise _known(run_id)
-        if not len(receipt.trace) and patch_hash(receipt) is None:
+        if not head and not len(receipt.trace) and patch_hash(receipt) is None:
             if os.path.lexists(self.folder(run_id)):
                 raise StoreError(
                     "receipt_store_failed",
@@ -145,7 +141,7 @@ class Store:
                     hint="this run id was used before; take a new one",
                 )
             return None
-        journal = Journal.create(self.home, run_id, {"fact": COPIED, "patch": has_patch})
+        journal = Journal.create(self.home, run_id, {**head, "fact": COPIED, "patch": has_patch})
         try:
             for batch in line_batches(receipt.trace):
                 journal.append(batch)

@@ -1,6 +1,6 @@
 """Work orders in a queue, for many machines.
 
 `engine` has the values, `durable` the engine on a database (SQLite file or Postgres), `ledger` its workers and
-attempts, `content` the store of workspaces and patches, `orders` the submitter's side, `mirror` a queued order as a
-local run, `runner` the worker's side. The engine's own types stay in this room; only commands that need it import it.
+attempts, `worker` a worker's threads, `content` the store of workspaces and patches, `orders` the submitter's side,
+`runner` the worker's side. The engine's own types stay in this room; only commands that need it import it.
 """

@@ -215,6 +215,5 @@ def read_row(text: Any, kind: type[T], what: str) -> T:
 
 def unknown_order(order_id: str) -> ConfigError:
     """Return the error for an unknown id."""
-    return ConfigError(
-        "config_invalid", f"the queue has no order {order_id[:80]!r}", hint="list the orders: backplane queue list"
-    )
+    fact = f"the queue has no order {order_id[:80]!r}"
+    return ConfigError("config_invalid", fact, hint="list the orders: backplane queue list")

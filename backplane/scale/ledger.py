@@ -93,9 +93,9 @@ class Ledger:
     def __init__(self, url: str, *, lease_s: float = LEASE_S) -> None:
         self.lease_ms = int(lease_s * 1000)
         wait: Any = {"connect_args": {"timeout": LOCK_WAIT_S}} if url.startswith("sqlite") else {}
-        # Each statement is a transaction of its own; none of ours needs two.
+        # Each statement is a transaction of its own; none of ours needs two. A connection is tried before its use.
         self._engine: sa.Engine = sa.create_engine(
-            url, pool_size=2, max_overflow=0, isolation_level="AUTOCOMMIT", **wait
+            url, pool_size=2, max_overflow=0, pool_pre_ping=True, isolation_level="AUTOCOMMIT", **wait
         )
         self._now = _CLOCKS[self._engine.dialect.name]
 
@@ -181,13 +181,12 @@ class Ledger:
         Returns:
             None if this worker was declared dead.
         """
-        by_kind: dict[str, list[Any]] = {}
-        for kind, text, number in self._rows(_FACTS, is_patient=True, order=order_id, worker=worker):
-            by_kind.setdefault(kind, []).append(number if kind == "left" else text)
-        if "alive" not in by_kind:
+        facts = self._rows(_FACTS, is_patient=True, order=order_id, worker=worker)
+        if not any(kind == "alive" for kind, _, _ in facts):
             return None
-        earlier = tuple(attempt_id(order_id, lost) for lost in by_kind.get("lost", ()))
-        (why,), (left,) = by_kind.get("cancel", (None,)), by_kind.get("left", (None,))
+        earlier = tuple(attempt_id(order_id, lost) for kind, lost, _ in facts if kind == "lost")
+        why = next((text for kind, text, _ in facts if kind == "cancel"), None)
+        left = next((number for kind, _, number in facts if kind == "left"), None)
         # An attempt cancelled before its start costs nothing.
         wanted = 0 if why is not None else wanted_usd_micros
         denied = None if why is not None else self._reserve(wanted, left)
@@ -258,7 +257,7 @@ class Ledger:
         return self._run(statement, values, is_patient)[1]
 
     def _run(self, statement: str, values: dict[str, Any], is_patient: bool) -> tuple[Sequence[Any], int]:
-        """Run a statement, on a fresh connection if the pooled one has ended since its last use.
+        """Run a statement.
 
         Args:
             values: by name; `ids` is a collection.
@@ -270,19 +269,15 @@ class Ledger:
             # Postgres needs the type of an empty list.
             text = text.bindparams(sa.bindparam("ids", type_=sa.String, expanding=True))
             values["ids"] = list(values["ids"])
-        may_be_old = True
         while True:
             try:
                 with self._engine.connect() as connection:
                     done = connection.execute(text, values)
                     return done.all() if done.returns_rows else (), done.rowcount
-            except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
-                if may_be_old and error.connection_invalidated:
-                    may_be_old = False
-                elif is_patient:
-                    time.sleep(AGAIN_S)
-                else:
+            except (sa.exc.OperationalError, sa.exc.InterfaceError):
+                if not is_patient:
                     raise
+                time.sleep(AGAIN_S)
 
 
 def attempt_id(order_id: str, worker: str) -> str:

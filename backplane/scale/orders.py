@@ -1,4 +1,4 @@
-"""Makes an order ready for a queue, and stores its verified result in the submitter's own store."""
+"""The submitter's side: makes an order ready for a queue, and stores its verified result in the submitter's store."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio.to_thread
 import msgspec
 
-from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered, carried, read_event
 from backplane.contract.unheard import check_settings
@@ -21,9 +21,8 @@ from backplane.contract.work import WorkOrder
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts.bundle import RECEIPT, check_patch, parse_receipt, read_bounded
 from backplane.receipts.database import ReceiptRow
-from backplane.receipts.journal import PATCH, Journal
+from backplane.receipts.journal import PATCH, head_fact
 from backplane.receipts.store import Store
-from backplane.runtime.door import CANCELLED, CancelCommand, Request, answer_text, find_ask
 from backplane.scale.content import Contents
 from backplane.scale.engine import (
     DEFAULT_LABEL,
@@ -41,32 +40,30 @@ from backplane.workspace.tree import paths_below
 if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
 
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 CHANGED_NS_MIN: Final = 100_000_000
 """Age of the newest change, in nanoseconds, from which on times tell one state of a file from the next."""
-_REFERENCE: Final = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
 class PackedTrees:
     """Archives of workspaces that have not changed since they were packed: many orders often share a folder."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], tuple[str, str]] = {}
+        self._known: dict[tuple[object, ...], str] = {}
 
     def find(self, order: WorkOrder, ignored: bool, pack: Callable[[], str]) -> str:
         """Return the SHA-256 of the workspace's archive; call `pack` only if a file changed since the last time."""
-        spec = order.workspace
-        key = (spec.root, spec.include, spec.exclude, order.policy.deny_read, ignored)
-        seen = _signature(spec.root)
-        if seen is not None and (known := self._known.get(key)) is not None and known[0] == seen:
-            return known[1]
+        spec, state = order.workspace, _state_of(order.workspace.root)
+        key = (spec.root, spec.include, spec.exclude, order.policy.deny_read, ignored, state)
+        if state is not None and key in self._known:
+            return self._known[key]
         packed = pack()
-        if seen is not None and _signature(spec.root) == seen:
-            self._known[key] = (seen, packed)
+        if state is not None and _state_of(spec.root) == state:
+            self._known = {key: packed}
         return packed
 
 
-def _signature(root: str) -> str | None:
+def _state_of(root: str) -> str | None:
     """Return a hash over every file's name, size, mode and times; None if one changed too lately to tell by these."""
     whole, newest = hashlib.sha256(), 0
     for path in paths_below(root):
@@ -108,22 +105,22 @@ def make_job(
     """
     check_settings(order)
     check_secrets(order)
-    asked = on_lost_worker(order)
+    on_lost: OnLostWorker | None = order.abp("on_lost_worker")
+    if on_lost not in (None, "rerun", "fail"):
+        raise ConfigError("config_invalid", "config.vendor.abp.on_lost_worker is neither 'rerun' nor 'fail'")
     check_label(label)
-    spec = order.workspace
-    if spec.mode != "staged":
+    if order.workspace.mode != "staged":
         fact = "an order of mode pass_through works in a folder of this machine, which a worker may not have"
         raise ConfigError("config_invalid", fact, hint="use the mode staged, which sends a copy; or `backplane run`")
     if order.lane != "patch_first":
         fact = "the lane workspace_first has no effect in a queue: a worker cannot write into your folder"
-        raise ConfigError(
-            "config_invalid", fact, hint="leave it out, and apply the patch after `backplane queue show ORDER`"
-        )
+        hint = "leave it out, and apply the patch after `backplane queue show ORDER`"
+        raise ConfigError("config_invalid", fact, hint=hint)
     pack = partial(_pack, order, content, home, quota, ignored)
     tree = pack() if trees is None else trees.find(order, ignored, pack)
-    spec = msgspec.structs.replace(spec, root=".", include=(), exclude=())
+    spec = msgspec.structs.replace(order.workspace, root=".", include=(), exclude=())
     order = msgspec.structs.replace(order, workspace=spec)
-    return Job(order, asked or default_on_lost(order), label, backend, tree, asks)
+    return Job(order, on_lost or default_on_lost(order), label, backend, tree, asks)
 
 
 def _pack(order: WorkOrder, content: Contents, home: Path, quota: Quota, ignored: bool) -> str:
@@ -147,21 +144,19 @@ def _pack(order: WorkOrder, content: Contents, home: Path, quota: Quota, ignored
             workspace.close()
 
 
-def on_lost_worker(order: WorkOrder) -> OnLostWorker | None:
-    """Return the order's own setting. Raises ConfigError `config_invalid` if it is neither of the two values."""
-    asked: Any = order.abp("on_lost_worker")
-    if asked not in (None, "rerun", "fail"):
-        raise ConfigError("config_invalid", "config.vendor.abp.on_lost_worker is neither 'rerun' nor 'fail'")
-    return asked  # type: ignore[no-any-return]  # one of the two, or None
-
-
 def secret_names(order: WorkOrder) -> tuple[str, ...]:
     """Return the variables that a worker must supply. Raises ConfigError `config_invalid` if it is no list of names."""
     names = order.abp("secrets") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
+    if not isinstance(names, list) or not all(isinstance(name, str) and re.fullmatch(_NAME, name) for name in names):
         fact = "config.vendor.abp.secrets is not a list of names of variables"
         raise ConfigError("config_invalid", fact, hint='give names, as ["SERVICE_KEY"]; set the values on the workers')
     return tuple(names)
+
+
+def server_values(server: Json) -> list[tuple[str, str, Json]]:
+    """Return the values that an MCP server of an order gets: `env` or `headers`, name and value."""
+    kinds = [(kind, server.get(kind)) for kind in ("env", "headers")] if isinstance(server, dict) else []
+    return [(kind, name, value) for kind, values in kinds if isinstance(values, dict) for name, value in values.items()]
 
 
 def check_secrets(order: WorkOrder) -> None:
@@ -175,22 +170,13 @@ def check_secrets(order: WorkOrder) -> None:
         fact = f"config.env has values ({', '.join(sorted(order.config.env))[:200]}); a queue stores no values"
         hint = "give only the name, --secret NAME (config.vendor.abp.secrets), and set the value on the workers"
         raise ConfigError("config_invalid", fact, hint=hint)
-    for server, kind, name, value in _server_values(order):
-        if not isinstance(value, str) or not _REFERENCE.fullmatch(value):
-            fact = f"the MCP server {server!r} has a value in {kind}.{name}; a queue stores no values"
-            raise ConfigError("config_invalid", fact, hint=f'write "${name}"; the worker fills in its own variable')
-
-
-def _server_values(order: WorkOrder) -> list[tuple[str, str, str, Json]]:
-    servers = order.abp("mcp_servers")
-    return [
-        (str(server.get("name")), kind, name, value)
-        for server in (servers if isinstance(servers, list) else [])
-        if isinstance(server, dict)
-        for kind in ("env", "headers")
-        if isinstance(server.get(kind), dict)
-        for name, value in server[kind].items()
-    ]
+    servers: Any = order.abp("mcp_servers")
+    for server in servers if isinstance(servers, list) else ():
+        for kind, name, value in server_values(server):
+            if not isinstance(value, str) or not re.fullmatch(rf"\${_NAME}", value):
+                fact = f"the MCP server {str(server.get('name'))!r} has a value in {kind}.{name}"
+                hint = f'a queue stores no values: write "${name}"; the worker fills in its own variable'
+                raise ConfigError("config_invalid", fact, hint=hint)
 
 
 def event_of(event: Event) -> AgentEvent:
@@ -198,87 +184,86 @@ def event_of(event: Event) -> AgentEvent:
     return carried(read_event(msgspec.json.decode(event.record), now=str))
 
 
+def approval_of(event: Event) -> Approval | ApprovalAnswered | None:
+    """Return a question or its answer; None for any other event."""
+    if b'"ask"' not in event.record and b'"answer"' not in event.record:
+        return None
+    read = event_of(event)
+    return read if isinstance(read, Approval | ApprovalAnswered) else None
+
+
 async def open_asks(engine: DurableEngine, status: Status) -> dict[str, Approval]:
     """Return the open questions of the valid attempt, by their ids, oldest first."""
     asks: dict[str, Approval] = {}
     for event in await engine.told(status.order_id):
-        if event.attempt != status.attempts[-1] or not (b'"ask"' in event.record or b'"answer"' in event.record):
-            continue
-        read = event_of(event)
+        read = approval_of(event) if event.attempt == status.attempts[-1] else None
         if isinstance(read, Approval):
             asks[str(read.body.get("id"))] = read
-        elif isinstance(read, ApprovalAnswered):
+        elif read is not None:
             asks.pop(str(read.body.get("id")), None)
     return asks
 
 
-async def tell(engine: DurableEngine, order_id: str, asked: Request, by: str = "") -> str:
-    """Answer a question of an order, or cancel the order; return the result in words.
+async def bring(
+    engine: DurableEngine,
+    job: Job,
+    content: Contents,
+    home: Path,
+    each: Callable[[Event], Awaitable[None]] | None = None,
+    *,
+    root: str = "",
+) -> tuple[ReceiptRow, OrderResult]:
+    """Wait for an order's end, and store its verified receipt and patch.
 
     Args:
-        by: the sender, stored with the reason.
+        each: called with every event, also those of lost attempts; None reads no events.
+        root: the local folder of the order, if known.
 
     Raises:
-        ConfigError: `config_invalid`: the order is unknown, has ended, waits for no answer, or has no such question.
+        BackendError: `internal`, the engine ended it without a receipt.
+        BackplaneError: as `keep`, and of the engine.
     """
-    show = f"backplane queue show {order_id}"
-    if isinstance(asked, CancelCommand):
-        if not await engine.cancel(order_id, _by(asked.reason or "cancelled", by)):
-            state = (await engine.status(order_id)).state
-            raise ConfigError("config_invalid", f"order {order_id} has ended: it is {state}", hint=show)
-        return CANCELLED
-    status = await engine.status(order_id)
-    if status.state != "running" or not (await engine.job(order_id)).asks:
-        fact = f"order {order_id} is {status.state} and has no open question"
-        raise ConfigError("config_invalid", fact, hint="it must be running, and submitted with --asks")
-    asks = await open_asks(engine, status)
-    id = find_ask(asks, asked)
-    reason, text = _by(asked.reason, by), answer_text(asks[id], asked)
-    decision = Decision(asked.decision, reason, text=text, remember=asked.remember)
-    if not await engine.answer(order_id, status.attempts[-1], id, decision):
-        fact = f"the question {id!r} was answered already, and the first answer counts"
-        raise ConfigError("config_invalid", fact, hint=show)
-    return f"{asked.decision}: {asks[id].message}"
+    if each is not None:
+        async for event in engine.events(job.order.id):
+            await each(event)
+    result = await engine.result(job.order.id)
+
+    def kept() -> ReceiptRow:
+        with Store.open(home) as store:
+            return keep(store, job, result, content, root)
+
+    return await anyio.to_thread.run_sync(kept), result
 
 
-def _by(reason: str, by: str) -> str:
-    return f"{reason} ({by})".strip() if by else reason
-
-
-def keep(
-    store: Store, order_id: str, result: OrderResult, content: Contents, journal: Journal | None = None
-) -> ReceiptRow:
+def keep(store: Store, job: Job, result: OrderResult, content: Contents, root: str = "") -> ReceiptRow:
     """Store an order's receipt and patch in the submitter's own store, after both were verified. Blocks.
-
-    Args:
-        journal: its events in their order, see `Store.adopt`.
 
     Raises:
         ContractError: `contract_invalid_receipt`.
         StoreError: `receipt_hash_mismatch`, also if it belongs to another order; `receipt_store_failed`.
         WorkspaceError: `workspace_staging_failed`, the content is missing.
     """
+    order = msgspec.structs.replace(job.order, workspace=msgspec.structs.replace(job.order.workspace, root=root))
     with archive.incoming(store.home) as folder:
         if result.receipt is None:
             content.fetch(str(result.receipt_content), folder / RECEIPT)
             data = read_bounded(folder / RECEIPT)
         else:
             data = result.receipt.encode()
-        receipt = parse_receipt(data, f"the receipt of order {order_id}")
+        receipt = parse_receipt(data, f"the receipt of order {order.id}")
         run_id = receipt.meta.run_id
-        if receipt.meta.work_order_id != order_id or run_id != result.attempts[-1]:
-            fact = f"the receipt stored for order {order_id} belongs to another order or attempt"
+        if receipt.meta.work_order_id != order.id or run_id != result.attempts[-1]:
+            fact = f"the receipt stored for order {order.id} belongs to another order or attempt"
             raise StoreError("receipt_hash_mismatch", fact)
         if store.has(run_id):
             row = store.find(run_id)
             if row.sha256 != receipt.receipt_sha256:
                 raise StoreError("receipt_hash_mismatch", f"run {run_id} is stored here with a different receipt")
-            if journal is not None:
-                journal.close()
             return row
         path, patch = folder / PATCH, (receipt.verification.git_diff or "").encode()
         if result.patch is not None:
             content.fetch(result.patch, path)
             patch = read_bounded(path)
         check_patch(receipt, path, patch)
-        return store.adopt(receipt, patch, journal)
+        head = head_fact(order, run_id=run_id, started_at=receipt.meta.started_at, backend=job.backend)
+        return store.adopt(receipt, patch, head)

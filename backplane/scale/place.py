@@ -1,4 +1,4 @@
-"""The place of a queue, opened on demand, and the search for orders by the beginning of their ids."""
+"""The place of a queue, opened on demand."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from backplane import config
 from backplane.errors import ConfigError, install_hint
-from backplane.scale.engine import unknown_order
+from backplane.scale.content import Contents, open_contents
 
 if TYPE_CHECKING:
-    from backplane.scale.content import Contents
     from backplane.scale.durable import DurableEngine
 
 LISTED_MAX: Final = 10_000
 """Orders in which an id is searched, the newest first."""
-ID_CHARS_MIN: Final = 4
-"""Characters of an id that a search needs; fewer find nothing."""
-ID_CHARS: Final = 36
-"""Characters of a whole id."""
 
 
 def _invalid(fact: str, hint: str) -> ConfigError:
@@ -71,20 +66,14 @@ class QueuePlace:
 
     def contents(self) -> Contents:
         """Open the content store. Raises ConfigError `config_invalid` if none is named, or it does not exist."""
-        from backplane.scale.content import open_contents
-
         if self.content is None and self.file is None:
             fact = "a queue on a server needs a content store that all machines share"
             raise _invalid(fact, "give --content DIR or URL, the same for submitters and workers")
         beside = f"{self.url.removeprefix('sqlite:///')}.content"
-        return open_contents(self.content if self.content is not None else beside, os.environ)
+        return open_contents(self.content if self.content is not None else beside)
 
     def open(self, **settings: float) -> DurableEngine:
-        """Load the engine and open the queue; takes about a second.
-
-        Raises:
-            ConfigError: `config_invalid`: this Python's SQLite is too old.
-        """
+        """Load the engine, which takes about a second. Raises ConfigError `config_invalid`: SQLite is too old."""
         from backplane.scale.durable import DurableEngine
 
         return DurableEngine(self.url, **settings)
@@ -93,19 +82,3 @@ class QueuePlace:
 def _require_folder(folder: Path, option: str) -> None:
     if not folder.is_dir():
         raise _invalid(f"no folder {folder}", f"correct {option}, or create the folder")
-
-
-async def order_id(engine: DurableEngine, name: str) -> str:
-    """Return the id of the order, among the newest `LISTED_MAX`, whose id begins with this name.
-
-    Raises:
-        ConfigError: `config_invalid`, no id or several ids begin with it.
-    """
-    found = [name] if len(name) == ID_CHARS else []
-    if ID_CHARS_MIN <= len(name) < ID_CHARS:
-        found = [one.order_id for one in await engine.list(limit=LISTED_MAX) if one.order_id.startswith(name)]
-    if len(found) > 1:
-        raise _invalid(f"the ids of {len(found)} orders begin with {name!r}", "give more characters of the id")
-    if not found:
-        raise unknown_order(name)
-    return found[0]

@@ -22,8 +22,7 @@ from backplane.runtime.faults import check_whole
 from backplane.runtime.orders import make_order
 from backplane.runtime.place import quota_of
 from backplane.scale.engine import DEFAULT_LABEL, Job, Status, check_priority
-from backplane.scale.mirror import bring
-from backplane.scale.orders import PackedTrees, event_of, make_job
+from backplane.scale.orders import PackedTrees, bring, event_of, make_job
 from backplane.scale.place import QueuePlace
 
 if TYPE_CHECKING:
@@ -112,11 +111,9 @@ class Queue:
             output=output, configured_policy=self._settings.policy,
         )  # fmt: skip
         check_whole(whole)
-        limits = self._settings.limits
-        quota = quota_of(limits)
         made = partial(
-            make_job, whole, self._content, self._home, quota, backend=backend, label=label, asks=asks,
-            trees=self._trees,
+            make_job, whole, self._content, self._home, quota_of(self._settings.limits), backend=backend, label=label,
+            asks=asks, trees=self._trees,
         )  # fmt: skip
         job: Job = await anyio.to_thread.run_sync(made)
         await self._opened.submit(job, priority=priority)

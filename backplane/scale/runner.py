@@ -27,7 +27,7 @@ from backplane.runtime.plane import ControlPlane, Run
 from backplane.runtime.remote import incoming
 from backplane.scale.content import Contents
 from backplane.scale.engine import ATTEMPTS_MAX, Attempt, Control, Emit, Job, OrderResult
-from backplane.scale.orders import check_secrets, secret_names
+from backplane.scale.orders import check_secrets, secret_names, server_values
 from backplane.workspace import archive
 
 LOOK_S: Final = 0.1
@@ -72,7 +72,9 @@ class Runner:
         order, backend = job.order, self._backend(job)
         for name in OF_QUEUE:
             order = order.without_abp(name)
-        added: dict[str, Json] = {"queue": _place(job, attempt)}
+        lost: list[Json] = list(attempt.earlier)
+        place = {"attempt": attempt.number, "lost": lost, "on_lost_worker": job.on_lost_worker, "label": job.label}
+        added: dict[str, Json] = {"queue": place}
         self._progress(attempt, None)
         async with incoming(self._plane.home) as folder:
             try:
@@ -130,14 +132,13 @@ class Runner:
 
     def _arrived(self, job: Job, order: WorkOrder, folder: Path) -> WorkOrder:
         """Return the order for this machine: its workspace unpacked, its secrets filled in."""
-        limits, root = self._plane.settings.limits, folder / "tree"
+        root = folder / "tree"
         if job.tree is None:
             root.mkdir(mode=0o700)
         else:
             packed = folder / "tree.tar"
             self._content.fetch(job.tree, packed)
-            quota = quota_of(limits)
-            archive.unpack(packed, root, quota)
+            archive.unpack(packed, root, quota_of(self._plane.settings.limits))
             packed.unlink()
         spec = msgspec.structs.replace(order.workspace, root=str(root), mode="staged", include=(), exclude=())
         return _filled(msgspec.structs.replace(order, workspace=spec), job, self._plane.environ)
@@ -150,11 +151,9 @@ class Runner:
             if run.patch is not None and run.stored.verification.git_diff is None and run.patch.is_file():
                 patch = self._content.put(archive.read_pieces(run.patch))
             data = b"".join(run.receipt_chunks())
-            cost = _cost_usd_micros(run)
-            if len(data) <= RECEIPT_BYTES_MAX:
-                return OrderResult(attempts, data.decode(), None, patch, cost, run.stored.outcome)
-            kept = self._content.put(iter((data,)))
-            return OrderResult(attempts, None, kept, patch, cost, run.stored.outcome)
+            is_short = len(data) <= RECEIPT_BYTES_MAX
+            receipt, kept = (data.decode(), None) if is_short else (None, self._content.put(iter((data,))))
+            return OrderResult(attempts, receipt, kept, patch, _cost_usd_micros(run), run.stored.outcome)
 
         result = await self._kept(gathered, attempt)
         self._progress(attempt, run)
@@ -213,42 +212,26 @@ async def _watch(run: Run, control: Control) -> None:
         run.hurry()
 
 
-def _place(job: Job, attempt: Attempt) -> Json:
-    return {
-        "attempt": attempt.number,
-        "lost": list(attempt.earlier),
-        "on_lost_worker": job.on_lost_worker,
-        "label": job.label,
-    }
-
-
 def _filled(order: WorkOrder, job: Job, environ: Mapping[str, str]) -> WorkOrder:
-    """Return the order with this worker's values of its secrets.
+    """Return the order with this worker's values of its secrets, which are the order's environment, too.
+
+    So the values of its MCP servers count as secrets, and never enter the receipt.
 
     Raises:
         ConfigError: `config_invalid`, this worker has no such variable.
     """
-    env = {name: _value(name, environ) for name in secret_names(job.order)}
     servers: Any = order.abp("mcp_servers")
-    if isinstance(servers, list):
-        order = order.with_abp("mcp_servers", [_server(server, environ, env) for server in servers])
-    return msgspec.structs.replace(order, config=msgspec.structs.replace(order.config, env=env))
-
-
-def _server(server: Json, environ: Mapping[str, str], env: dict[str, str]) -> Json:
-    if not isinstance(server, dict):
-        return server
-    filled = dict(server)
-    for kind in ("env", "headers"):
-        if isinstance(server.get(kind), dict):
-            filled[kind] = {name: _value(value[1:], environ) for name, value in server[kind].items()}
-            # The order's environment has them, too, so they count as secrets and never enter the receipt.
-            env.update({value[1:]: _value(value[1:], environ) for value in server[kind].values()})
-    return filled
-
-
-def _value(name: str, environ: Mapping[str, str]) -> str:
-    if name not in environ:
-        fact = f"the order needs the variable {name}, and this worker does not have it"
+    named = list(servers) if isinstance(servers, list) else []
+    names = {*secret_names(job.order), *(str(value)[1:] for one in named for _, _, value in server_values(one))}
+    if missing := sorted(names - set(environ)):
+        fact = f"the order needs the variable {missing[0]}, and this worker does not have it"
         raise ConfigError("config_invalid", fact, hint="set it in the worker's environment, or use another label")
-    return environ[name]
+    for place, server in enumerate(named):
+        filled: dict[str, Any] = dict(server)
+        for kind, name, value in server_values(server):
+            filled[kind] = {**filled[kind], name: environ[str(value)[1:]]}
+        named[place] = filled
+    if named:
+        order = order.with_abp("mcp_servers", named)
+    env = {name: environ[name] for name in sorted(names)}
+    return msgspec.structs.replace(order, config=msgspec.structs.replace(order.config, env=env))

@@ -19,7 +19,7 @@ import msgspec
 from backplane import host as sidecar
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
-from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered, Warned, carried
+from backplane.contract.events import Approval, Warned
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import OF_HOST, WorkOrder
 from backplane.errors import BackplaneError, ConfigError, from_code, unforeseen
@@ -31,8 +31,7 @@ from backplane.runtime.place import quota_of
 from backplane.runtime.plane import ControlPlane
 from backplane.scale.content import Contents
 from backplane.scale.engine import Event, Job
-from backplane.scale.mirror import bring
-from backplane.scale.orders import make_job
+from backplane.scale.orders import approval_of, bring, make_job
 from backplane.serve import messages, stdio
 
 if TYPE_CHECKING:
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 
 BY_RULE_S: Final = 0.5
 """Seconds in which the answer of a policy or a hook follows its question; then the question is asked here."""
-
-_decode_event: Final = msgspec.json.Decoder(AgentEvent).decode
 
 
 class QueueTarget(msgspec.Struct, frozen=True):
@@ -130,9 +127,7 @@ class QueueServer(stdio.Server):
         if order.workspace.mode != "staged":
             fact = "whoever sent this order keeps no copy (stage/1), and a queue's workers cannot work in its folder"
             raise ConfigError("config_invalid", fact, hint='send "stage/1" in the run\'s extensions, as our clients do')
-        limits = self.plane.settings.limits
-        quota = quota_of(limits)
-        asks = "ask/1" in above.extensions
+        quota, asks = quota_of(self.plane.settings.limits), "ask/1" in above.extensions
         return make_job(order, content, self.plane.home, quota, label=self._queue.label, asks=asks)
 
     async def _followed(
@@ -167,7 +162,7 @@ class QueueServer(stdio.Server):
                 if event.superseded is not None:
                     records.insert(0, _superseded(event))
                 await above.write_raw(messages.events(above.id, records, line_bytes_max=self._line_bytes_max))
-                told = _approval(event) if job.asks else None
+                told = approval_of(event) if job.asks else None
                 if told is not None:
                     answered = settled.setdefault((event.attempt, str(told.body.get("id"))), anyio.Event())
                     if isinstance(told, Approval):
@@ -186,13 +181,6 @@ class QueueServer(stdio.Server):
             return ended[0]
         fault = faults[-1]
         raise fault if isinstance(fault, BackplaneError) else unforeseen(fault)
-
-
-def _approval(event: Event) -> Approval | ApprovalAnswered | None:
-    if b'"ask"' not in event.record and b'"answer"' not in event.record:
-        return None
-    read = carried(_decode_event(event.record))
-    return read if isinstance(read, Approval | ApprovalAnswered) else None
 
 
 def _superseded(event: Event) -> bytes:

@@ -56,11 +56,6 @@ class Watchdog:
         finally:
             os.close(reader)
 
-    @property
-    def is_alive(self) -> bool:
-        """True while it watches; without it, the hosts of a stopped worker go on."""
-        return self._process.poll() is None
-
     def feed(self) -> None:
         """Start another lease."""
         with suppress(BlockingIOError, BrokenPipeError):

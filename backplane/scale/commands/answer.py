@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.command import Args, Parser
-from backplane.runtime.door import AnswerCommand, Request
+from backplane.cli.command import Args, Parser, wrong
+from backplane.contract.approval import Decision
+from backplane.runtime.door import CANCELLED, AnswerCommand, CancelCommand, Request, answer_text, find_ask
 from backplane.scale.commands.common import on_queue
-from backplane.scale.orders import tell
+from backplane.scale.orders import open_asks
 from backplane.scale.place import QueuePlace
 
 if TYPE_CHECKING:
@@ -34,7 +35,33 @@ def send(args: Args, request: Request) -> int:
     """Send a request to the run of an order, and print what comes back."""
 
     async def send(args: Args, engine: DurableEngine, _: QueuePlace) -> int:
-        streams.write(streams.one_line(await tell(engine, args.order, request)) + "\n")
+        if isinstance(request, CancelCommand):
+            sent = await _cancel(engine, args.order, request)
+        else:
+            sent = await _answer(engine, args.order, request)
+        streams.write(streams.one_line(sent) + "\n")
         return 0
 
     return on_queue(send, args)
+
+
+async def _cancel(engine: DurableEngine, order_id: str, asked: CancelCommand) -> str:
+    if not await engine.cancel(order_id, asked.reason or "cancelled"):
+        state = (await engine.status(order_id)).state
+        raise wrong(f"order {order_id} has ended: it is {state}", f"backplane queue show {order_id}")
+    return CANCELLED
+
+
+async def _answer(engine: DurableEngine, order_id: str, asked: AnswerCommand) -> str:
+    status = await engine.status(order_id)
+    if status.state != "running" or not (await engine.job(order_id)).asks:
+        fact = f"order {order_id} is {status.state} and has no open question"
+        raise wrong(fact, "it must be running, and submitted with --asks")
+    asks = await open_asks(engine, status)
+    id = find_ask(asks, asked)
+    text = answer_text(asks[id], asked)
+    decision = Decision(asked.decision, asked.reason, text=text, remember=asked.remember)
+    if not await engine.answer(order_id, status.attempts[-1], id, decision):
+        fact = f"the question {id!r} was answered already, and the first answer counts"
+        raise wrong(fact, f"backplane queue show {order_id}")
+    return f"{asked.decision}: {asks[id].message}"

@@ -11,14 +11,14 @@ import anyio
 import msgspec
 
 from backplane.cli import code_of, streams
-from backplane.cli.command import Args, open_store, wrong_words
+from backplane.cli.command import Args, open_store, wrong, wrong_words
 from backplane.cli.ended import patch_line
 from backplane.receipts.build import failure_of
 from backplane.receipts.database import ReceiptRow
-from backplane.scale.engine import Status, check_label, check_priority
-from backplane.scale.mirror import bring
-from backplane.scale.place import LISTED_MAX, QueuePlace, order_id
-from backplane.scale.waits import HoldReason, held
+from backplane.scale.commands.waits import HoldReason, held
+from backplane.scale.engine import Status, check_label, check_priority, unknown_order
+from backplane.scale.orders import bring
+from backplane.scale.place import LISTED_MAX, QueuePlace
 from backplane.view.figures import elapsed
 from backplane.view.findings import outcome_words, remarks
 
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 HELD_S: Final = 3.0
 """Seconds between two checks of a followed order; a heartbeat comes every 2 s, so its state is rarely out of date."""
+ID_CHARS_MIN: Final = 4
+"""Characters of an id that a search needs; fewer find nothing."""
+ID_CHARS: Final = 36
+"""Characters of a whole id."""
 CLOCK_MS_MAX: Final = 60_000
 """Largest difference of two clocks that is not reported; a person would not notice it in a log."""
 
@@ -99,6 +103,22 @@ def on_queue(
     if empty is None:
         raise place.none_there()
     return empty()
+
+
+async def order_id(engine: DurableEngine, name: str) -> str:
+    """Return the id of the order, among the newest `LISTED_MAX`, whose id begins with this name.
+
+    Raises:
+        ConfigError: `config_invalid`, no id or several ids begin with it.
+    """
+    found = [name] if len(name) == ID_CHARS else []
+    if ID_CHARS_MIN <= len(name) < ID_CHARS:
+        found = [one.order_id for one in await engine.list(limit=LISTED_MAX) if one.order_id.startswith(name)]
+    if len(found) > 1:
+        raise wrong(f"the ids of {len(found)} orders begin with {name!r}", "give more characters of the id")
+    if not found:
+        raise unknown_order(name)
+    return found[0]
 
 
 async def name_clocks(engine: DurableEngine) -> None:

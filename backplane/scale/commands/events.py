@@ -10,7 +10,7 @@ from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store, wrong
 from backplane.scale.commands.common import ended_words, followed, on_queue
-from backplane.scale.mirror import bring
+from backplane.scale.orders import bring
 from backplane.scale.place import QueuePlace
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser
 from backplane.scale.commands.common import QueuedOrder, bring_home, on_queue, order_line
+from backplane.scale.commands.waits import held
 from backplane.scale.place import QueuePlace
-from backplane.scale.waits import held
 
 if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine

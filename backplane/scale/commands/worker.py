@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-import anyio.to_thread
 
 from backplane import config
 from backplane.cli import options as add
@@ -58,6 +57,7 @@ def run(args: Args) -> int:
     settings, content = load_settings(args), place.contents()
     given = {"lease_s": args.lease, "beat_s": args.lease and args.lease / 10, "poll_s": args.poll}
     engine = open_queue(place, **{name: value for name, value in given.items() if value is not None})
+    from backplane.scale.worker import serve
 
     async def work() -> int:
         async with (
@@ -66,16 +66,13 @@ def run(args: Args) -> int:
         ):
             with anyio.CancelScope() as taking:
                 tasks.start_soon(_end_on_signal, taking)
-                await anyio.to_thread.run_sync(
-                    engine.prepare
-                )  # First, or the line below would appear without a database.
-                await name_clocks(engine)
+                await name_clocks(engine)  # First, or the line below would appear without a database.
                 slots = streams.count(args.slots, "slot")
                 end = "on Ctrl-C or SIGTERM the worker takes no more orders, and stops when its orders have ended"
                 streams.note(f"taking orders with the label {args.label}, {slots}; {end}")
                 runner = Runner(plane, content, _tell_attempt, _tell_delay)
                 with _gauges(plane, engine, args.label):
-                    await engine.serve(runner, slots=args.slots, label=args.label, say=_log)
+                    await serve(engine, runner, slots=args.slots, label=args.label, say=_log)
             tasks.cancel_scope.cancel()
         return 0
 

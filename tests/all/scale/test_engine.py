@@ -1,4 +1,4 @@
-"""What the durable engine holds for all workers together: slots, limits, priorities, the budget, the mirrored run."""
+"""What the durable engine holds for all workers together: slots, limits, priorities, the budget; and a whole order."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from backplane.receipts.store import Store
 from backplane.runtime.plane import ControlPlane
 from backplane.scale.content import Contents, open_contents
 from backplane.scale.engine import Attempt, Budget, Control, Emit, Event, Job, LabelLimits, OrderResult
-from backplane.scale.mirror import Mirror, bring
-from backplane.scale.orders import make_job
+from backplane.scale.orders import bring, make_job
 from backplane.scale.runner import Runner
 from backplane.workspace import Quota
 
@@ -30,8 +29,9 @@ pytest.importorskip("dbos")
 from backplane.scale import durable
 from backplane.scale.durable import DurableEngine
 from backplane.scale.ledger import Ledger, attempt_id
+from backplane.scale.worker import serve
 from tests.all.scale.test_queue_faults import BINARIES, postgres
-from tests.queues import a_content_server, check_events, followed, needs_queue
+from tests.queues import check_events, followed, needs_queue
 
 RESULT_S_MAX = 100
 WAIT_S_MAX = 30.0
@@ -84,7 +84,7 @@ class Runs:
 
 async def play(engine: DurableEngine, runs: Runs, jobs: Sequence[Job], slots: int) -> None:
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: engine.serve(runs, slots=slots))
+        tasks.start_soon(lambda: serve(engine, runs, slots=slots))
         for job in jobs:
             await engine.result(job.order.id, timeout_s=RESULT_S_MAX)
         tasks.cancel_scope.cancel()
@@ -109,7 +109,7 @@ def test_an_order_submitted_twice_is_run_once(engine: DurableEngine) -> None:
         with pytest.raises(BackplaneError, match="another order has the id"):
             await engine.submit(Job(WorkOrder("another", id=job.order.id), "rerun"))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lambda: engine.serve(_echo, slots=2))
+            tasks.start_soon(lambda: serve(engine, _echo, slots=2))
             result = await engine.result(job.order.id, timeout_s=RESULT_S_MAX)
             events = await followed(engine, job.order.id)
             tasks.cancel_scope.cancel()
@@ -206,63 +206,44 @@ def test_without_a_limit_what_orders_cost_is_counted_all_the_same(engine: Durabl
     anyio.run(main)
 
 
-# The mirrored run -----------------------------------------------------------------------------------------------------
+# An order that comes back ---------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def a_worker(engine: DurableEngine, home: Path, content: Contents) -> AsyncIterator[None]:
     plane = ControlPlane(Settings(isolation="off"), home, dict(os.environ))
     async with plane, anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: engine.serve(Runner(plane, content), slots=1))
+        tasks.start_soon(lambda: serve(engine, Runner(plane, content), slots=1))
         yield
         tasks.cancel_scope.cancel()
 
 
-@pytest.fixture
-def content() -> Iterator[Contents]:
-    with a_content_server() as (url, _):
-        yield open_contents(url, {})
-
-
-def test_a_queued_order_is_a_local_run_while_it_is_at_work_elsewhere(
-    engine: DurableEngine, content: Contents, tmp_path: Path
+def test_an_order_with_contents_at_a_url_comes_back_with_its_events_and_patch(
+    engine: DurableEngine, tmp_path: Path
 ) -> None:
-    home, go, root = tmp_path / "home", tmp_path / "go", tmp_path / "root"
+    home, root, content = tmp_path / "home", tmp_path / "root", open_contents(f"local://{tmp_path}/content")
     root.mkdir()
-    order = WorkOrder(f"until [ -e {go} ]; do sleep 0.1; done; echo x > new", workspace=WorkspaceSpec(root=str(root)))
+    order = WorkOrder("echo x > new", workspace=WorkspaceSpec(root=str(root)))
     job = make_job(order, content, home, Quota(bytes_max=1 << 20, files_max=10), backend="shell")
     seen: list[str] = []
 
     async def each(event: Event) -> None:
-        if not seen:
-            with Store.open(home, readonly=True) as store:
-                run = find(store, "last")
-            assert (run.run_id, run.state, run.task, run.backend) == (event.attempt, "live", order.task, "shell")
-            go.touch()
         seen.append(event.attempt)
 
     async def main() -> None:
         await engine.submit(job)
         async with a_worker(engine, tmp_path / "worker", content):
             with anyio.fail_after(RESULT_S_MAX):
-                row, _ = await bring(engine, job, content, home, each)
+                row, _ = await bring(engine, job, content, home, each, root=str(root))
         with Store.open(home) as store:
-            assert find(store, "last").state == "ended"
+            run = find(store, "last")
+            assert (run.state, run.task, run.backend, run.queued) == ("ended", order.task, "shell", order.id)
+            assert run.root == str(root)
             assert (row.outcome, row.trace_count, set(seen)) == ("complete", len(seen), {row.run_id})
             assert store.patch(row) is not None
             assert not store.verify_all().findings
 
     anyio.run(main)
-
-
-def test_only_the_newest_attempt_is_mirrored_and_an_unfinished_one_is_removed(tmp_path: Path) -> None:
-    first, second = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
-    mirror = Mirror(tmp_path, WorkOrder("a task"), "shell")
-    mirror.take(Event(first, 1, 1, b'{"n":1}'))
-    mirror.take(Event(second, 1, 2, b'{"n":1}', first))
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == [second]
-    mirror.close()
-    assert not list((tmp_path / "runs").iterdir())
 
 
 # The tables, on both databases ----------------------------------------------------------------------------------------

@@ -24,14 +24,13 @@ import backplane
 from backplane.cli import main
 from backplane.errors import BackplaneError
 from backplane.receipts.store import Store
-from backplane.scale.content import ContentServer, open_contents
+from backplane.scale.content import UrlContents, open_contents
 from backplane.scale.engine import OrderResult
 from backplane.scale.orders import PackedTrees, keep
 
 pytest.importorskip("dbos")
 from tests.queues import (
     Queue,
-    a_content_server,
     a_queue,
     check_events,
     followed,
@@ -49,31 +48,25 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
         yield opened
 
 
-def test_contents_travel_by_a_server_bounded_and_checked(tmp_path: Path) -> None:
-    with a_content_server("secret-of-the-server") as (url, kept):
-        store = open_contents(f"{url}/", {"BACKPLANE_CONTENT_TOKEN": "secret-of-the-server"})
-        name = store.put(iter((b"as it", b" was")))
-        assert kept == {f"/contents/{name}": b"as it was"}
-        store.fetch(name, tmp_path / "out")
-        assert (tmp_path / "out").read_bytes() == b"as it was"
-        for bad, why in (
-            (open_contents(url, {}), "answers 401"),
-            (ContentServer(url, "secret-of-the-server", 3), "3 bytes"),
-        ):
-            with pytest.raises(BackplaneError, match=why):
-                bad.fetch(name, tmp_path / why)
-            with pytest.raises(BackplaneError, match=why):
-                bad.put(iter((b"as it was",)))
-        with pytest.raises(BackplaneError, match="answers 404"):
-            store.fetch("0" * 64, tmp_path / "none")
-        kept[f"/contents/{name}"] = b"as it is"
-        with pytest.raises(BackplaneError, match="does not match its SHA-256"):
-            store.fetch(name, tmp_path / "changed")
-        with pytest.raises(BackplaneError, match="is not a SHA-256"):
-            store.fetch("../calc.py", tmp_path / "odd")
-    with pytest.raises(BackplaneError, match=r"the content store .* cannot be used") as caught:
-        store.put(iter((b"x",)))
-    assert "secret-of-the-server" not in f"{caught.value} {caught.value.hint}"
+def test_contents_travel_by_a_url_bounded_and_checked(tmp_path: Path) -> None:
+    import fsspec
+
+    store, url = open_contents("memory://contents/here"), "memory://contents/here"
+    name = store.put(iter((b"as it", b" was")))
+    files = fsspec.filesystem("memory")
+    assert files.cat(f"/contents/here/{name}") == b"as it was"
+    store.fetch(name, tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == b"as it was"
+    small = UrlContents(url, 3)
+    with pytest.raises(BackplaneError, match="more than 3 bytes"):
+        small.fetch(name, tmp_path / "small")
+    with pytest.raises(BackplaneError, match="more than 3 bytes"):
+        small.put(iter((b"as it was",)))
+    files.pipe(f"/contents/here/{name}", b"as it is")
+    for bad, why in (("0" * 64, "cannot read"), (name, "does not match its SHA-256"), ("../calc.py", "is not a SHA")):
+        with pytest.raises(BackplaneError, match=why) as caught:
+            store.fetch(bad, tmp_path / why)
+        assert caught.value.code == "workspace_staging_failed"
 
 
 @pytest.fixture
@@ -285,7 +278,7 @@ def test_orders_of_a_killed_worker_fail_or_run_again_and_spend_their_budget_once
         result = await queue.engine.result(lost.order.id, timeout_s=100)
         assert len(result.attempts) == 2
         with Store.open(queue.home) as store:
-            row = await anyio.to_thread.run_sync(keep, store, lost.order.id, result, queue.content)
+            row = await anyio.to_thread.run_sync(keep, store, lost, result, queue.content)
             receipt = store.load(row.run_id)
         assert receipt.backplane["queue"]["lost"] == [result.attempts[0]]
         assert receipt.outcome == "failed"
@@ -386,30 +379,6 @@ def test_an_answer_or_a_cancel_without_an_object_is_refused(queue: Queue) -> Non
     until(lambda: anyio.run(queue.engine.status, order_id).state == "done")
     refused("answer", order_id, ask, "deny")
     refused("cancel", order_id)
-
-
-def a_follower(queue: Queue, order_id: str) -> subprocess.Popen[bytes]:
-    command = queue.command("queue", "events", order_id, "--follow")
-    queue.workers.append(subprocess.Popen(command, env=queue.env(queue.home), stdout=subprocess.DEVNULL))
-    return queue.workers[-1]
-
-
-def test_a_mirrored_run_is_answered_and_cancelled_like_one_of_this_machine(queue: Queue) -> None:
-    mock_worker(queue, "acts")
-    scenario = ("--param", 'mock.scenario=[{"ask":{"question":"which colour?"}},{"sleep_s":60}]')
-    order_id = queue.cli("queue", "submit", "paint it", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
-    follower = a_follower(queue, order_id)
-    until(lambda: "which colour?" in str(anyio.run(queue.engine.told, order_id)))
-    until(lambda: "acts" in here_cli(queue, "runs", "--live").stdout)
-    until(lambda: here_cli(queue, "answer", "last", "nosuch", "allow").stderr.count("open questions: "))
-    ask = here_cli(queue, "answer", "last", "nosuch", "allow").stderr.split()[-1]
-    assert here_cli(queue, "answer", "last", ask, "allow", "--text", "green").returncode == 0
-    until(lambda: "green" in str(anyio.run(queue.engine.told, order_id)))
-    assert here_cli(queue, "cancel", "last", "--reason", "enough").returncode == 0
-    assert follower.wait(60) == 0
-    with Store.open(queue.home) as store:
-        said = store.load(store.list()[0].run_id).backplane["cancel_reason"]
-    assert str(said).startswith("enough (from process ")
 
 
 def test_an_order_is_named_by_the_beginning_of_its_id(queue: Queue) -> None:

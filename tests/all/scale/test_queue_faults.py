@@ -268,7 +268,7 @@ class _Round:
 
     async def _check_order(self, store: Store, place: int, job: Job) -> None:
         result = self.ended[job.order.id]
-        row = await anyio.to_thread.run_sync(keep, store, job.order.id, result, self.queue.content)
+        row = await anyio.to_thread.run_sync(keep, store, job, result, self.queue.content)
         receipt = store.load(row.run_id)
         events = [event async for event in self.queue.engine.events(job.order.id)]
         assert len([event for event in events if event.attempt == row.run_id]) == row.trace_count
