@@ -1,4 +1,4 @@
-"""What reading and translating a stream costs, a chunk, against the vendor's own SDK; rows 12 and 13 of the goals.
+"""What reading and translating a stream costs, a chunk, against the vendor's own SDK; row 12 of the goals.
 
 A program, not a test: `PYTHONPATH=. python bench/streams.py`, with the SDKs installed for the ratios.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from backplane.dialects import StreamTranslation, dialect, framing, objects
+from backplane.dialects import StreamTranslation, dialect, framing
 from tests.dialects import referees
 
 CHUNKS = 2000
@@ -130,13 +130,6 @@ def theirs(kind: str, data: bytes) -> list[Any]:
     return list(stream)
 
 
-def on_top(name: str, found: list[Any]) -> None:
-    """The SDK's objects to agent events."""
-    state = dialect(name).StreamState()
-    for one in found:
-        objects.map_object(name, one, state)
-
-
 def cost_us(call: Callable[[], object]) -> float:
     began = time.process_time()
     call()
@@ -155,10 +148,6 @@ def main() -> int:
             sdk = cost_us(lambda: theirs(kind, data)) if can else 0.0  # noqa: B023
             rows.append((mine, other, sdk))
         mine, other, sdk = (median(row[place] for row in rows) for place in range(3))
-        found = theirs(kind, data) if can else []
-        extra = median(cost_us(lambda: on_top(name, found)) for _ in range(ROUNDS))  # noqa: B023
-        share = 100 * extra / sdk if sdk else 0.0
-        print(f"{kind:<10} on top of the sdk's objects {extra:6.2f}, {share:.1f} %")
         print(f"{kind:<10} ours {mine:6.2f}  rendered {other:6.2f}  sdk {sdk:7.2f}  ratio {sdk / mine:5.1f}")
     print(json.dumps({"chunks": CHUNKS, "rounds": ROUNDS}))
     return 0

@@ -31,8 +31,6 @@ class State:
         self.reader = reader
         self.now = now
         self.sum = Accumulator(dialect)
-        self.last: Any = None
-        """The last object of an SDK that was read in full."""
 
 
 def end_events(state: State) -> list[AgentEvent]:

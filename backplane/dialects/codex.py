@@ -607,14 +607,6 @@ class StreamReader(BlockReader):
             item.summary = number
         return [*out, self.more(key, text, "arguments" if what == "call" else "text")]
 
-    def go_on(self, text: str) -> str | None:
-        """Take more of the open text; None where no single text is open."""
-        block = next(iter(self.open.values())) if len(self.open) == 1 else None
-        if block is None or type(block.part) is not ir.Text:
-            return None
-        block.texts.append(text)
-        return text
-
     def _text_done(self, chunk: Json) -> list[ir.StreamEvent]:
         """Read an event that repeats a text: what nobody said of it is said now."""
         what, member = DONES[chunk["type"]]

@@ -604,13 +604,6 @@ class StreamReader(BlockReader):
         states = [state for number, state in self.candidates.items() if choice in (None, number)]
         return [event for state in states for event in self._close(state)]
 
-    def go_on(self, text: str) -> str | None:
-        """Take more of the open text of a stream with one candidate; None where no text is open."""
-        state = next(iter(self.candidates.values()))
-        if self._kind(state) is not ir.Text:
-            return None
-        return self._new_text(state, ir.Text, text, f"/candidates/{state.number}/content/parts/0")
-
     def _kind(self, state: _Candidate) -> type[ir.Part] | None:
         """Return the kind of the open block."""
         block = self.open.get(state.number)

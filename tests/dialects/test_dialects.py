@@ -18,11 +18,10 @@ from backplane.dialects import (
     dialect,
     ir,
     loss_event,
-    objects,
     read_stream,
     translate,
 )
-from backplane.dialects.codec import MADE_ID, snake
+from backplane.dialects.codec import MADE_ID
 from backplane.errors import ConfigError, TranslationError
 from backplane.upstream.prices import price_of
 from tests.dialects.dialect_corpus import NAMES, canonical, documents, streams
@@ -194,38 +193,6 @@ def test_a_message_passes_through_unread(name: str) -> None:
     module, raw = dialect(name), {"any": ["thing", None]}
     assert module.from_passthrough_event(module.to_passthrough_event(raw)) == raw
     assert module.from_passthrough_event(AssistantDelta(ts=agent_events.EPOCH, text="x")) is None
-
-
-class Made:
-    """An object as an SDK makes them: members in snake_case, which of them were sent, and `model_dump`."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-        self.model_fields_set = {snake(name) for name in value}
-
-    def __getattr__(self, name: str) -> Any:
-        found = next((value for key, value in self._value.items() if name in (key, snake(key))), None)
-        if isinstance(found, list):
-            return [Made(one) if isinstance(one, dict) else one for one in found]
-        return Made(found) if isinstance(found, dict) else found
-
-    def __bool__(self) -> bool:
-        return bool(self._value)
-
-    def model_dump(self, **how: Any) -> Any:
-        assert how == {"mode": "json", "by_alias": True, "exclude_unset": True}
-        return self._value
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_objects_of_an_sdk_give_the_same_events_as_their_json(name: str) -> None:
-    module = dialect(name)
-    for title, chunks in streams(name):
-        plain, made = module.StreamState(), module.StreamState()
-        for chunk in chunks:
-            expected = module.map_stream_event(chunk, plain)
-            assert objects.map_object(name, Made(chunk), made) == expected, title
-        assert agent_events.end_events(made) == agent_events.end_events(plain)
 
 
 # Losses ---------------------------------------------------------------------------------------------------------------
