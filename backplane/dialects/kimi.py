@@ -32,15 +32,6 @@ CAPABILITIES: Final = Manifest({
 
 DEFAULTS: Final[dict[str, Json]] = {"model": "kimi-k3", "max_tokens": 4096}
 
-CONTEXT_WINDOWS: Final[dict[str, int]] = {
-    "moonshot-v1-8k": 8192, "moonshot-v1-32k": 32_768, "moonshot-v1-128k": 131_072, "moonshot-v1-auto": 131_072,
-    "moonshot-v1-8k-vision-preview": 8192, "moonshot-v1-32k-vision-preview": 32_768,
-    "moonshot-v1-128k-vision-preview": 131_072, "kimi-latest": 131_072, "kimi-k2-0711-preview": 131_072,
-    "kimi-k2-0905-preview": 262_144, "kimi-k2-turbo-preview": 262_144, "kimi-k2-thinking": 262_144,
-    "kimi-k2-thinking-turbo": 262_144, "kimi-k2.5": 262_144, "kimi-thinking-preview": 131_072, "k1": 131_072,
-}  # fmt: skip
-"""Model → tokens of its context: a property of the model's name here, not a setting."""
-
 
 def _write_budget(value: Json, draft: OptionDraft) -> None:
     """Thinking is on or off here."""
@@ -73,6 +64,4 @@ class KimiChat(Chat):
     unknown_options = frozenset({"verbosity", "service_tier", "metadata"})
 
 
-DIALECT: Final = KimiChat().dialect(
-    TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, CONTEXT_WINDOWS=CONTEXT_WINDOWS,
-)  # fmt: skip
+DIALECT: Final = KimiChat().dialect(TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS)

@@ -10,7 +10,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Manifest
-from backplane.contract.events import AgentEvent, Warned
+from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
 from backplane.dialects import agent_events, dialect
 from backplane.dialects.codec import (
@@ -24,7 +24,7 @@ from backplane.dialects.codec import (
     read_options,
     write_options,
 )
-from backplane.dialects.ir import Answer, Candidate, Conversation, Message, ToolSpec, Translated
+from backplane.dialects.ir import Answer, Candidate, Conversation, Message, Translated
 from backplane.dialects.limits import ServerLimits, fitted, runnable
 from backplane.dialects.losses import RoundTrip, check_meaning
 from backplane.dialects.outcome import Endings
@@ -52,8 +52,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """`model` and options of an order that says none."""
     DONE: bool = False
     """Whether a stream ends with the word `[DONE]`."""
-    CONTEXT_WINDOWS: Mapping[str, int] = {}
-    """Model → tokens of its context, where it is a matter of the model's name."""
 
     # Requests
     options: tuple[RequestOption, ...]
@@ -195,18 +193,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     # What everybody uses
 
-    def tool_to_ir(self, tool: Json) -> Translated[ToolSpec]:
-        """Read one tool definition."""
-        return Translated(self.tools.read(tool, ""))
-
-    def tool_from_ir(self, tool: ToolSpec, source: str = "") -> Translated[Json]:
-        """Write one tool definition; None with a loss where only `source` runs it."""
-        ledger = LossLedger(source or self.NAME, self.NAME, self.kin)
-        if tool.kind != "server":
-            return Translated(self.tools.write(tool, ledger), ledger.done())
-        written = self.tools.write_all((tool,), ledger)
-        return Translated(written[0] if written else None, ledger.done())
-
     def to_ir(self, request: Json) -> Translated[Conversation]:
         """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
         calls = Calls()
@@ -296,14 +282,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     def map_stream_event(self, chunk: Json, state: agent_events.State) -> list[AgentEvent]:
         """Say one chunk as agent events; a call comes whole, when its arguments have ended."""
         return agent_events.say(state.reader.read(chunk), state)
-
-    def to_passthrough_event(self, raw: Json, now: str = agent_events.EPOCH) -> AgentEvent:
-        """Carry a vendor's message through the contract unread."""
-        return Warned(ts=now, message="a message of the vendor, passed through", ext={"raw_message": raw})
-
-    def from_passthrough_event(self, event: AgentEvent) -> Json:
-        """Return the vendor's message that an event carries, None when it carries none."""
-        return event.ext.get("raw_message") if isinstance(event.ext, dict) else None
 
 
 def type_name(chunk: Json) -> str | None:

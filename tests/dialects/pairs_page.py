@@ -215,7 +215,7 @@ send(stream.finish())
 `backplane translate --from D --to D --kind request|response|stream [FILE]` does the same on the command line.
 A dialect (`dialect("claude")`) has `to_ir`, `from_ir`, `response_to_ir`, `response_from_ir`,
 `map_work_order`, `map_response`, `map_stream_event` with its `StreamState`, `StreamReader`, `StreamWriter`,
-`tool_to_ir`, `tool_from_ir`, `TOOL_NAMES`, `CAPABILITIES`, `DEFAULTS` and the passthrough pair.
+`TOOL_NAMES`, `CAPABILITIES` and `DEFAULTS`.
 `framing` cuts bytes into chunks: server-sent events, and JSON documents as lines or one array.
 
 ## Losses

@@ -27,9 +27,9 @@ from backplane.upstream.prices import price_of
 from tests.dialects.dialect_corpus import NAMES, canonical, documents, streams
 
 SHAPE = [
-    "NAME", "TOOL_NAMES", "CAPABILITIES", "DEFAULTS", "DONE", "tool_to_ir", "tool_from_ir", "to_ir",
+    "NAME", "TOOL_NAMES", "CAPABILITIES", "DEFAULTS", "DONE", "to_ir",
     "from_ir", "response_to_ir", "response_from_ir", "map_work_order", "map_response", "StreamReader", "StreamWriter",
-    "StreamState", "map_stream_event", "event_name", "to_passthrough_event", "from_passthrough_event",
+    "StreamState", "map_stream_event", "event_name",
 ]  # fmt: skip
 
 
@@ -91,23 +91,6 @@ def test_a_default_model_is_one_whose_price_a_dated_page_gave(name: str) -> None
     assert price is not None
     assert price.source
     assert price.read_on >= "2026"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_tool_goes_there_and_back(name: str) -> None:
-    spec = ir.ToolSpec(name="look", description="Looks.", schema={"type": "object", "properties": {}})
-    written = dialect(name).tool_from_ir(spec, "other").value
-    read = dialect(name).tool_to_ir(written).value
-    assert (read.name, read.description, read.schema) == (spec.name, spec.description, spec.schema)
-    foreign = ir.ToolSpec(name="search", kind="server", payload={"x": 1}, at="/tools/0")
-    done = dialect(name).tool_from_ir(foreign, "other")
-    assert done.value is None
-    assert [(loss.path, loss.code) for loss in done.losses] == [("/tools/0", "tool")]
-
-
-def test_the_context_window_is_a_matter_of_the_models_name() -> None:
-    windows = dialect("kimi").CONTEXT_WINDOWS
-    assert [windows[f"moonshot-v1-{size}"] for size in ("8k", "32k", "128k")] == [8192, 32768, 131072]
 
 
 # Orders ---------------------------------------------------------------------------------------------------------------
@@ -186,13 +169,6 @@ def test_an_error_becomes_an_event(name: str) -> None:
     found = dialect(name).map_response(dict(documents(name, "response"))["an error instead of an answer"])
     assert len(found) == 1
     assert isinstance(found[0], Failed)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_message_passes_through_unread(name: str) -> None:
-    module, raw = dialect(name), {"any": ["thing", None]}
-    assert module.from_passthrough_event(module.to_passthrough_event(raw)) == raw
-    assert module.from_passthrough_event(AssistantDelta(ts=agent_events.EPOCH, text="x")) is None
 
 
 # Losses ---------------------------------------------------------------------------------------------------------------
