@@ -32,7 +32,6 @@ from backplane.dialects.codec import (
     effort_writer,
     json_text,
     kind_of,
-    made_ids,
     parse_json,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
@@ -341,7 +340,6 @@ class Chat:
             parts = self._read_assistant(members, parts, at, calls)
         return ir.Message(
             role=role, parts=parts, native_role=native_role, name=name, flat=flat, at=at, ext=members.ext(self.name),
-            raw=value,
         )  # fmt: skip
 
     def _read_assistant(
@@ -399,7 +397,7 @@ class Chat:
             id=calls.answer(name or "") if call_id is None else call_id, id_made=call_id is None, name=name,
             content=content, flat=flat, at=members.at, ext=members.ext(self.name),
         )  # fmt: skip
-        return ir.Message(role="tool", parts=(result,), native_role=native_role, at=members.at, raw=value)
+        return ir.Message(role="tool", parts=(result,), native_role=native_role, at=members.at)
 
     # Messages, written
 
@@ -412,9 +410,6 @@ class Chat:
         made: list[Json] = []
         shown: list[Json] = []
         for message in conversation.messages:
-            if ledger.unchanged(message, lambda: self.read_message(message.raw, message.at, made_ids(*message.parts))):  # noqa: B023
-                made.append(message.raw)
-                continue
             results = [part for part in message.parts if isinstance(part, ir.ToolOutput)]
             others = tuple(part for part in message.parts if not isinstance(part, ir.ToolOutput))
             made += [self._write_result(self._show(result, shown, ledger), message, ledger) for result in results]
@@ -481,9 +476,9 @@ class Chat:
         for part in message.parts:
             if isinstance(part, ir.ToolUse):
                 self._write_call(part, out, calls, ledger)
-            elif isinstance(part, ir.Thinking) and not (part.raw is not None and ledger.is_home):
+            elif isinstance(part, ir.Thinking) and not (ledger.is_home and "/content/" in part.at):
                 self._write_thinking(part, out, ledger)
-            elif isinstance(part, ir.Refusal) and (part.raw is None or not ledger.is_home):
+            elif isinstance(part, ir.Refusal) and not (ledger.is_home and "/content/" in part.at):
                 out["refusal"] = out.get("refusal", "") + part.text
                 ledger.put_ext(part, {})
             elif isinstance(part, ir.Media) and part.kind == "audio" and (part.file_id or part.transcript):
@@ -558,7 +553,7 @@ class Chat:
         raw = members.take("finish_reason")
         return ir.Candidate(
             message=message, stop=ENDINGS.read(raw, message.parts), stop_raw=raw, stop_at=f"{at}/finish_reason", at=at,
-            ext=members.ext(self.name), raw=choice,
+            ext=members.ext(self.name),
         )  # fmt: skip
 
     def write_candidates(self, answer: ir.Answer, out: dict[str, Any], ledger: LossLedger) -> None:

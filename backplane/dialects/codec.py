@@ -250,33 +250,21 @@ def _kind(value: Json) -> str:
 
 
 class Calls:
-    """Ids for calls without one: made in order, found again by name.
+    """Ids for calls without one: made in order, found again by name."""
 
-    Args:
-        given: the ids to give, for reading an object again.
-    """
-
-    def __init__(self, given: Iterable[str] = ()) -> None:
+    def __init__(self) -> None:
         self.made = 0
         self._open: dict[str, list[str]] = {}
-        self._given = iter(given)
 
     def make(self, name: str) -> str:
-        made = next(self._given, f"{MADE_ID}{self.made}")
+        made = f"{MADE_ID}{self.made}"
         self.made += 1
         self._open.setdefault(name, []).append(made)
         return made
 
     def answer(self, name: str) -> str:
-        if (given := next(self._given, None)) is not None:
-            return given
         waiting = self._open.get(name)
         return waiting.pop(0) if waiting else f"{MADE_ID}unknown_{name}"
-
-
-def made_ids(*parts: ir.Part) -> Calls:
-    """Return the made ids of blocks, to read these again."""
-    return Calls(getattr(part, "id", "") for part in parts if getattr(part, "id_made", False))
 
 
 def media_url(media: ir.Media) -> str | None:
@@ -377,10 +365,6 @@ class LossLedger:
                 else:
                     self.drop(at, "extension", f"only {self.source} knows it", value)
 
-    def unchanged(self, node: ir.Node, read: Callable[[], ir.Node | None]) -> bool:
-        """Return whether a node may be written as it was read: home, and reading it again yields this very node."""
-        return self.is_home and node.raw is not None and read() == node
-
     def lose_part(self, part: ir.Part, reason: str | None = None) -> None:
         """Report a block that the target has no word for."""
         code, words = CODES.get(type(part), ("part", f"{type(part).__name__} has no counterpart here"))
@@ -389,7 +373,7 @@ class LossLedger:
         elif isinstance(part, ir.Opaque):
             words = f"{part.label} has no counterpart"
         found = getattr(part, "payload", None) or getattr(part, "text", None) or getattr(part, "data", None)
-        self.drop(part.at, code, reason or words, found if found is not None else part.raw)
+        self.drop(part.at, code, reason or words, found)
         self.put_ext(part, {})
 
     def plain_text(self, parts: tuple[ir.Part, ...]) -> str:
@@ -439,7 +423,7 @@ class Citations(msgspec.Struct, frozen=True):
                   for path, field in self.table.items()}  # fmt: skip
         kind = fields["kind"] or ""
         fields["kind"] = "url" if kind and kind == self.url else kind
-        return ir.Citation(**fields, at=at, ext=members.ext(self.dialect), raw=raw)
+        return ir.Citation(**fields, at=at, ext=members.ext(self.dialect))
 
     def take(self, members: Members) -> tuple[ir.Citation, ...]:
         """Take the citations of a text where all are objects; else the member stays native."""
@@ -552,7 +536,7 @@ class Blocks:
         if type(value) is dict:
             is_plain = value.keys() == self._plain_keys and (not self.tag or value[self.tag] == self.text)
             if is_plain and type(value[self.words]) is str:
-                return ir.Text(text=value[self.words], at=at, raw=value)
+                return ir.Text(text=value[self.words], at=at)
             row = self.by_kind.get(self.kind_of(value)) if self.tag else None
             rows = (row,) if row is not None else () if self.tag else self.rows
             for row in rows:
@@ -564,9 +548,9 @@ class Blocks:
         kind = str(self.kind_of(value)) if self.tag else kind
         if self.is_server_tool(kind):
             name = str(value.get("name") or kind)
-            return ir.ServerTool(dialect=self.dialect, name=name, payload=value, at=at, raw=value)
+            return ir.ServerTool(dialect=self.dialect, name=name, payload=value, at=at)
         label = f"{self.noun}{kind}"
-        return ir.Opaque(dialect=self.dialect, label=label, payload=value, at=at, raw=value, bound=kind in self.bound)
+        return ir.Opaque(dialect=self.dialect, label=label, payload=value, at=at, bound=kind in self.bound)
 
     def kind_of(self, value: Json) -> str | None:
         """Return what kind a block says that it is."""
@@ -610,15 +594,13 @@ class Blocks:
             fields["cache"] = cache
         if self.signature and (proof := members.take(self.signature)) is not None:
             fields["signature"] = proof
-        made: ir.Part = row.node(**fields, at=at, raw=value, ext=members.ext(self.dialect))
+        made: ir.Part = row.node(**fields, at=at, ext=members.ext(self.dialect))
         return made
 
     def write(self, part: Any, ledger: LossLedger) -> Json:
         """Write a block: as it came where nobody changed it, else by its row; None where it has none, which is lost."""
         if is_own_raw(part, ledger):
             return part.payload
-        if ledger.unchanged(part, lambda: self.read(part.raw, part.at, made_ids(part))):
-            return part.raw
         if type(part) is ir.Text and self._plain_keys and is_bare(part) and not part.ext:
             return self.plain(part.text)
         for row in self.by_node.get(type(part), ()):
@@ -718,13 +700,11 @@ class Turns(msgspec.Struct, frozen=True):
         parts, flat = members.content(self.content, self.blocks.read)
         return ir.Message(
             role=self.roles.get(native_role or "", "user"), parts=parts, native_role=native_role, flat=flat, at=at,
-            ext=members.ext(self.blocks.dialect), raw=value,
+            ext=members.ext(self.blocks.dialect),
         )  # fmt: skip
 
     def write(self, message: ir.Message, ledger: LossLedger) -> Json:
         """Write one message."""
-        if ledger.unchanged(message, lambda: self.read(message.raw, message.at)):
-            return message.raw
         native, words = message.native_role, {role: word for word, role in self.roles.items()}
         is_own = ledger.is_home and native is not None and self.roles.get(native, "user") == message.role
         flat = message.flat if self.takes_text else False
@@ -1012,7 +992,7 @@ class Counters(msgspec.Struct, frozen=True):
             fields["input"] = (fields["input"] or 0) + beside
         if self.total:
             members.skip(self.total, (fields.get("input") or 0) + (fields["output"] or 0))
-        return ir.TokenCounts(**fields, at=at, ext=members.ext(dialect), raw=value)
+        return ir.TokenCounts(**fields, at=at, ext=members.ext(dialect))
 
     def _beside(self, rest: Mapping[str, Any]) -> int:
         found = rest.get(self.beside_input, rest.get(snake(self.beside_input), 0)) if self.beside_input else 0

@@ -240,7 +240,7 @@ def read_items(items: list[Json], base: str, start: int = 0, *, is_answer: bool 
         turns.append((base, [], []))
     return [
         turn if isinstance(turn, ir.Message) else ir.Message(
-            role="assistant", parts=tuple(turn[1]), flat=_flat_of(turn[2]), at=turn[0], raw=turn[2])
+            role="assistant", parts=tuple(turn[1]), flat=_flat_of(turn[2]), at=turn[0])
         for turn in turns
     ]  # fmt: skip
 
@@ -257,10 +257,10 @@ def read_item(item: Json, at: str, *, is_answer: bool = False) -> ir.Message | l
     if kind == "message" and type(item.get("role")) is str:
         message = _read_message(item, at)
         if message.role != "assistant" and is_answer:
-            return [ir.Opaque(dialect=NAME, label=f"item of {message.role}", payload=item, at=at, raw=item)]
+            return [ir.Opaque(dialect=NAME, label=f"item of {message.role}", payload=item, at=at)]
         return list(message.parts) if message.role == "assistant" else message
     part = ITEMS.read(item, at)
-    return ir.Message(role="tool", parts=(part,), at=at, raw=[item]) if isinstance(part, ir.ToolOutput) else [part]
+    return ir.Message(role="tool", parts=(part,), at=at) if isinstance(part, ir.ToolOutput) else [part]
 
 
 def _read_message(item: dict[str, Any], at: str) -> ir.Message:
@@ -272,9 +272,9 @@ def _read_message(item: dict[str, Any], at: str) -> ir.Message:
     parts, flat = members.content("content", BLOCKS.read)
     if role != "assistant":
         ext = members.ext(NAME)
-        return ir.Message(role=role, parts=parts, native_role=native_role, flat=flat, at=at, ext=ext, raw=[item])
+        return ir.Message(role=role, parts=parts, native_role=native_role, flat=flat, at=at, ext=ext)
     if not parts:
-        parts = (ir.Opaque(dialect=NAME, label="empty message", payload=item, at=at, raw=item),)
+        parts = (ir.Opaque(dialect=NAME, label="empty message", payload=item, at=at),)
     elif members.rest:
         mine = {f"../{key}": value for key, value in members.left().items()}
         parts = (msgspec.structs.replace(parts[0], ext={NAME: {**parts[0].ext.get(NAME, {}), **mine}}), *parts[1:])
@@ -285,18 +285,8 @@ def write_items(messages: tuple[ir.Message, ...], ledger: LossLedger) -> list[Js
     """Write messages as items."""
     out: list[Json] = []
     for message in messages:
-        if ledger.unchanged(message, lambda: _again(message)):  # noqa: B023
-            out += message.raw
-        else:
-            out += write_turn(message, ledger) if message.role == "assistant" else _write_message(message, ledger)
+        out += write_turn(message, ledger) if message.role == "assistant" else _write_message(message, ledger)
     return out
-
-
-def _again(message: ir.Message) -> ir.Message | None:
-    """Read the items of a message again."""
-    base, _, start = message.at.rpartition("/")
-    found = read_items(message.raw, base, int(start)) if start.isdecimal() else []
-    return found[0] if len(found) == 1 else None
 
 
 def _write_message(message: ir.Message, ledger: LossLedger) -> list[Json]:

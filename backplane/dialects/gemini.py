@@ -31,7 +31,6 @@ from backplane.dialects.codec import (
     RequestOption,
     Tools,
     json_text,
-    made_ids,
     snake,
 )
 from backplane.dialects.limits import CUT_CALL, ServerLimits, Spelling
@@ -195,13 +194,13 @@ PARTS: Final = Blocks(NAME, (
 
 def read_part(value: Json, at: str, calls: Calls) -> ir.Part:
     """Read one part; a bare text is one, too."""
-    return ir.Text(text=value, at=at, raw=value) if type(value) is str else PARTS.read(value, at, calls)
+    return ir.Text(text=value, at=at) if type(value) is str else PARTS.read(value, at, calls)
 
 
 def read_message(value: Json, at: str, calls: Calls, role: ir.Role | None = None) -> ir.Message:
     """Read one content; without a role it says its own, which is `tool` where a user's holds only results."""
     if type(value) is str:
-        return ir.Message(role=role or "user", parts=(ir.Text(text=value, at=at),), flat=True, at=at, raw=value)
+        return ir.Message(role=role or "user", parts=(ir.Text(text=value, at=at),), flat=True, at=at)
     members = Members(value, at)
     native_role = members.take("role")
     found = members.take("parts", list) or ()
@@ -210,7 +209,7 @@ def read_message(value: Json, at: str, calls: Calls, role: ir.Role | None = None
         role = ROLES.get(native_role or "", "user")
         if role == "user" and parts and all(isinstance(part, ir.ToolOutput) for part in parts):
             role = "tool"
-    return ir.Message(role=role, parts=parts, native_role=native_role, at=at, ext=members.ext(NAME), raw=value)
+    return ir.Message(role=role, parts=parts, native_role=native_role, at=at, ext=members.ext(NAME))
 
 
 def write_message(message: ir.Message, ledger: LossLedger, role: ir.Role | None = None) -> Json:
@@ -219,8 +218,6 @@ def write_message(message: ir.Message, ledger: LossLedger, role: ir.Role | None 
     Args:
         role: the role that the content was given when it was read.
     """
-    if ledger.unchanged(message, lambda: read_message(message.raw, message.at, made_ids(*message.parts), role)):
-        return message.raw
     native, mine = message.native_role, message.role
     fits = ROLES.get(native or "", mine) == mine or mine == "system" or (native, mine) == ("user", "tool")
     out: dict[str, Any] = {"role": "model" if mine == "assistant" else "user"}
@@ -266,7 +263,7 @@ def _with_names(messages: tuple[ir.Message, ...], ledger: LossLedger) -> tuple[i
     names = {call.id: call.name for call in calls_in(messages)}
 
     def named(part: ir.Part) -> ir.Part:
-        if not isinstance(part, ir.ToolOutput) or part.name is not None or (ledger.is_home and part.raw is not None):
+        if not isinstance(part, ir.ToolOutput) or part.name is not None or (ledger.is_home and part.at):
             return part
         return msgspec.structs.replace(part, name=names.get(part.id))
 
@@ -455,7 +452,7 @@ def _read_candidate(candidate: Json, place: int, calls: Calls) -> ir.Candidate:
     raw = members.take("finishReason")
     return ir.Candidate(
         message=message, stop=ENDINGS.read(raw, message.parts), stop_raw=raw, stop_at=stop_at, at=at,
-        ext=members.ext(NAME), raw=candidate,
+        ext=members.ext(NAME),
     )  # fmt: skip
 
 
@@ -703,7 +700,7 @@ class StreamReader(BlockReader):
             out += self._close(state)
             read: Any = PARTS.read(part, at, self.ids)
             state.args = dict(read.input)
-            state.call = msgspec.structs.replace(read, input={}, ext={}, raw=None)
+            state.call = msgspec.structs.replace(read, input={}, ext={})
             out += self.begin(state.number, state.call, state.number)
         for piece in call.take("partialArgs", list) or ():
             if type(piece) is dict:

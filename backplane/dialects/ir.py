@@ -38,8 +38,6 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     at: str = ""
     """JSON pointer to the node's source; empty for the whole document, or if backplane made the node."""
     ext: Ext = {}
-    raw: Any = None
-    """The native object that the node was read from; its dialect writes it again while it still reads as this node."""
 
 
 # Parts ----------------------------------------------------------------------------------------------------------------
@@ -222,6 +220,8 @@ class Conversation(Node, frozen=True, kw_only=True, gc=False):
     """Values of options, by the names in `OPTIONS`."""
     options_at: dict[str, str] = {}
     """Option → JSON pointer to its source."""
+    raw: Json = None
+    """The document that was read; its dialect writes it again while it still reads as this conversation."""
 
 
 class TokenCounts(Node, frozen=True, kw_only=True, gc=False):
@@ -263,6 +263,8 @@ class Answer(Node, frozen=True, kw_only=True, gc=False):
     usage: TokenCounts | None = None
     error: str | None = None
     """The vendor's own text of an error; None without an error."""
+    raw: Json = None
+    """See `Conversation.raw`."""
 
 
 # Streams --------------------------------------------------------------------------------------------------------------

@@ -318,7 +318,7 @@ def outside(
         ledger.put_ext(message, {})
     parts = tuple(part for message in system for part in message.parts)
     flat = system[0].flat if len(system) == 1 else False
-    return msgspec.structs.replace(system[0], parts=parts, flat=flat, ext={}, raw=None), others
+    return msgspec.structs.replace(system[0], parts=parts, flat=flat, ext={}), others
 
 
 def require(out: dict[str, Any], members: Mapping[str, Any]) -> None:

@@ -84,17 +84,17 @@ def sendable(conversation: Conversation, tool_name: Spelling = ANY_WORD) -> tupl
         if isinstance(part.input, dict):
             # Nothing at all stands for an empty object where a model writes it, and is refused where it comes back.
             is_empty = part.text is not None and not part.text.strip()
-            return msgspec.structs.replace(part, text=None, raw=None) if is_empty else part
+            return msgspec.structs.replace(part, text=None) if is_empty else part
         found = mended(part.input)
         if not isinstance(found, dict):
             found = {"arguments": found}
         note(at, "arguments", WRAPPED)
-        return msgspec.structs.replace(part, input=found, text=None, raw=None)
+        return msgspec.structs.replace(part, input=found, text=None)
 
     def message_of(message: Message, at: str) -> Message:
         parts = tuple(part_of(part, at) for part in message.parts)
         is_same = all(one is other for one, other in zip(parts, message.parts, strict=True))
-        return message if is_same else msgspec.structs.replace(message, parts=parts, raw=None)
+        return message if is_same else msgspec.structs.replace(message, parts=parts)
 
     messages = tuple(message_of(message, f"/messages/{place}") for place, message in enumerate(conversation.messages))
     if all(one is other for one, other in zip(messages, conversation.messages, strict=True)):
@@ -106,4 +106,4 @@ def _renamed(part: CallT, spelling: Spelling, note: Callable[[], None]) -> CallT
     if part.name is None or spelling is ANY_WORD or (name := spelling.fit(part.name)) == part.name:
         return part
     note()
-    return msgspec.structs.replace(part, name=name, raw=None)
+    return msgspec.structs.replace(part, name=name)

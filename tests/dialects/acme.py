@@ -75,8 +75,7 @@ def read_turn(value: Json, at: str) -> Message:
     members = Members(value, at)
     who, say = members.take("who"), members.take("say", list) or ()
     parts = tuple(BLOCKS.read(block, f"{at}/say/{place}") for place, block in enumerate(say))
-    return Message(role=ROLES.get(who or "", "user"), parts=parts, native_role=who, at=at, ext=members.ext(NAME),
-                   raw=value)  # fmt: skip
+    return Message(role=ROLES.get(who or "", "user"), parts=parts, native_role=who, at=at, ext=members.ext(NAME))
 
 
 def read_messages(members: Members, calls: Calls) -> list[Message]:
@@ -86,9 +85,6 @@ def read_messages(members: Members, calls: Calls) -> list[Message]:
 def write_messages(conversation: Conversation, out: dict[str, Any], ledger: LossLedger) -> None:
     out["turns"] = []
     for message in conversation.messages:
-        if ledger.unchanged(message, lambda: read_turn(message.raw, message.at)):  # noqa: B023
-            out["turns"].append(message.raw)
-            continue
         turn = {"who": WHO[message.role], "say": BLOCKS.write_all(message.parts, ledger)}
         ledger.put_ext(message, turn)
         out["turns"].append(turn)
