@@ -62,7 +62,7 @@ def test_an_item_that_was_never_begun_is_told_all_the_same() -> None:
     made = new_reader()
     events = take(made, "item/completed", item(type="webSearch", query="q", action=None))
     assert [type(event) for event in events] == [ToolCall, ToolResult]
-    assert made.calls == {}
+    assert made.calls.open == {}
 
 
 def test_a_patch_is_called_by_what_it_does_and_its_files_by_their_place() -> None:
@@ -205,12 +205,13 @@ def test_a_failure_has_the_contracts_code(info: Any, words: str, code: str) -> N
 
 def test_a_question_about_more_than_its_call_says_so() -> None:
     params = {"itemId": "i", "command": "/bin/bash -c ls", "cwd": ROOT}
-    plain = read_question("item/commandExecution/requestApproval", params, {}, ROOT)
+    calls = new_reader().calls
+    plain = read_question("item/commandExecution/requestApproval", params, calls, ROOT)
     more = {**params, "additionalPermissions": {"network": True}}
-    wider = read_question("item/commandExecution/requestApproval", more, {}, ROOT)
+    wider = read_question("item/commandExecution/requestApproval", more, calls, ROOT)
     assert [one.wider for one in (plain, wider) if one] == [False, True]
-    assert read_question("item/fileChange/requestApproval", {"itemId": "never seen"}, {}, ROOT) is None
-    assert read_question("item/dream/requestApproval", params, {}, ROOT) is None
+    assert read_question("item/fileChange/requestApproval", {"itemId": "never seen"}, calls, ROOT) is None
+    assert read_question("item/dream/requestApproval", params, calls, ROOT) is None
 
 
 # A small agent by hand ------------------------------------------------------------------------------------------------

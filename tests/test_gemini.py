@@ -126,7 +126,7 @@ def test_a_command_is_told_with_the_output_of_the_record(reader: EventReader, re
     id = "run_shell_command__call_1"
     write(record, answer("a", input=7))
     call_of, events = reader.asked({"toolCallId": id, "kind": "execute", "title": "ls"})
-    assert (reader.spent.requests, reader.goes_on, call_of.command) == (1, True, "ls")
+    assert (reader.spent.requests, reader.goes_on, call_of.input["command"]) == (1, True, "ls")
     if not is_late:
         write(record, said(id, output="Output: walrus\nExit Code: 3"))
     events += reader.read(call(id, "completed"))

@@ -26,10 +26,6 @@ from backplane.contract.receipt import Usage
 
 PREVIEW_BYTES_MAX: Final = 8192
 """Longest preview of a command's output, as the contract has it."""
-CALLS_MAX: Final = 10_000
-"""Calls that a reader remembers: an agent that makes more is in a loop, and its calls are still told."""
-CUT_SHORT: Final = "the run ended before the tool did"
-"""Result of a call that is open at the end."""
 
 
 class EventFactory:

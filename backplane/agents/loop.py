@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane.agents.gate import ToolRequest
 from backplane.agents.order import asked_at, timed_rows
 from backplane.agents.program import first_of
 from backplane.agents.reader import EventReader
@@ -372,15 +373,13 @@ class Agent(BaseAgent):
         return ToolOutput(id=call.id, content=(Text(text=result.text),), is_error=result.is_error, flat=True)
 
     async def _call(self, call: ToolUse) -> CallResult:
-        name, input, root = call.name, call.input, self.toolbox.tree.root
-        verdict = await self.session.may(name, input, None, id=call.id)
-        refused = verdict.reason if verdict.decision == "deny" else None
-        if verdict.decision == "modify":
-            input = verdict.input
-            local = self._run.policy.decide_tool_call(name, input, root=root, cwd=root)
-            refused = local.reason if local.allowed == "deny" else None
-        if refused is not None:
-            return CallResult(f"policy_denied: {refused}", is_error=True)
+        name = call.name
+        request = ToolRequest(id=call.id, tool=name, name=name, input=call.input, takes_input=True)
+        verdict = await self.session.gate.decide(request)
+        self.reader.calls.verdicts.pop(call.id, None)  # Services may give a later call the same id.
+        if verdict.refused is not None:
+            return CallResult(f"policy_denied: {verdict.refused}", is_error=True)
+        input = verdict.input
         if name in self.servers:
             result = await self.servers.call(name, input)
         elif name in BY_NAME:

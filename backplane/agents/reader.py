@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from backplane.agents.events import CALLS_MAX, CUT_SHORT, EventFactory, Pieces, is_count
+from backplane.agents.calls import OpenCall, OpenCalls
+from backplane.agents.events import EventFactory, Pieces, is_count
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
@@ -33,23 +34,6 @@ class TurnFailure(msgspec.Struct, frozen=True):
     """Of its model's service."""
 
 
-class OpenCall(msgspec.Struct):
-    """A tool call that has no result yet."""
-
-    tool: str
-    """As the agent calls it."""
-    name: str
-    """As the contract calls it."""
-    input: Json
-    id: str | None = None
-    """The id in the call's events; None where the agent has not reported the call."""
-    is_decided: bool = False
-    denied: str | None = None
-    """Why it may not run."""
-    shown: tuple[str, bool] | None = None
-    """The result as others wanted it shown, and whether it is an error."""
-
-
 class EventReader:
     """Reads an agent's messages as events of the contract; a call is told once, and its result once.
 
@@ -72,12 +56,11 @@ class EventReader:
     def __init__(
         self, now: Callable[[], str], root: str, tools: Mapping[str, str] | None = None, *, shows: bool = False
     ) -> None:
-        self._make, self._root, self._tools, self._shows = EventFactory(now, root), root, tools or {}, shows
+        self._make, self._root, self._tools = EventFactory(now, root), root, tools or {}
         self.price: Price | None = None
         self.spent = Spent()
         """What the run used, as far as it is told while it works; nothing where the agent holds its limits itself."""
-        self.calls: dict[str, Any] = {}
-        """Open calls, by id."""
+        self.calls = OpenCalls(self._make, shows=shows)
         self.goes_on = False
         """Whether another request to the model follows the last one."""
         self.acted = self.spoke = False
@@ -95,7 +78,7 @@ class EventReader:
     @property
     def at_work(self) -> bool:
         """Whether a tool runs."""
-        return bool(self.calls)
+        return bool(self.calls.open)
 
     def read(self, message: Notification) -> list[AgentEvent]:
         """Read one message; what the contract has no word for is kept as it came."""
@@ -153,22 +136,14 @@ class EventReader:
         """Return a tool's name as the contract calls it."""
         return self._tools.get(tool, tool)
 
-    def _call(self, id: str, name: str, call: Any, parent: str | None = None) -> list[AgentEvent]:
-        """Tell a call that began."""
+    def _call(self, call: OpenCall, parent: str | None = None) -> list[AgentEvent]:
+        """Report a call that began."""
         self.acted, self.spoke = True, False
-        if len(self.calls) < CALLS_MAX:
-            self.calls[id] = call
-        return [self._make.called(id, name, call.input, parent)]
-
-    def _output(self, text: Json) -> list[AgentEvent]:
-        """Tell what a running command wrote, where nobody is to see it first."""
-        return [self._make.output(text)] if isinstance(text, str) and text and not self._shows else []
+        return self.calls.begin(call, parent)
 
     def close(self) -> list[AgentEvent]:
-        """Return what is still to be told at the end of the run: results of open calls."""
-        left, self.calls = self.calls, {}
-        words = {id: CUT_SHORT if call.denied is None else f"policy_denied: {call.denied}" for id, call in left.items()}
-        return [self._make.result(id, call.name, words[id], failed=True) for id, call in left.items()]
+        """Return what is still to be reported at the end of the run: results of open calls."""
+        return self.calls.close()
 
     # Words ------------------------------------------------------------------------------------------------------------
 

@@ -21,15 +21,14 @@ import anyio.abc
 import msgspec
 
 from backplane.agents.failures import code_of
+from backplane.agents.gate import Gate
 from backplane.agents.program import CANCEL_SHARE
-from backplane.agents.reader import EventReader, OpenCall
+from backplane.agents.reader import EventReader
 from backplane.agents.spec import RunSpec
-from backplane.contract import approval
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, carry
 from backplane.errors import BackendError, ContractError
 from backplane.host import Done, HostRun
-from backplane.policy.rules import Ruling
 from backplane.process.aio import SECOND_LOOK_S
 from backplane.process.jsonrpc import Hear, Pipe
 from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Malformed, Notification, Peer, Received, Request, RpcError
@@ -52,8 +51,6 @@ MALFORMED_MAX: Final = 20
 """Lines of an agent that are no messages and are told: one that writes more of them keeps a log there."""
 WORDLESS: Final = "the agent ended without a word"
 UNCOUNTED: Final = "what this costs is not known any more, so the budget cannot be held (max_budget_usd)"
-
-OWN_INPUT: Final = "the input was changed, and this agent takes no other input than its own"
 
 T = TypeVar("T")
 
@@ -203,6 +200,7 @@ class AgentRun:
         self._told_prefix = False
         self.agent = make(self)
         reader = self.agent.reader
+        self.gate = Gate(run, reader.calls.verdicts, lambda: self._cut is not None)
         self.silence = Silence(
             run, spec.silence_s, at_work=lambda: reader.at_work, asking=lambda: bool(self._questions)
         )
@@ -290,67 +288,12 @@ class AgentRun:
                 self.silence.heard()
         return withdrawn
 
-    def denied(self, tool: str, name: str, input: Json) -> Ruling | None:
-        """Return the policy's no to a call by either name of its tool, the agent's or the contract's; None for none."""
-        decision = self.run.policy.decide_tool_call(tool, input, root=self.root, cwd=self.root, aliases={tool: name})
-        return decision if decision.allowed == "deny" else None
-
-    async def may(self, name: str, input: Json, denied: Ruling | None, *, id: str | None = None) -> approval.Decision:
-        """Ask the control plane whether a call may run, even if the agent's copy of the policy denies it.
-
-        Once a limit is reached no call gets an answer, so none runs and the model is not asked about its result.
-        """
-        if self._cut is not None:
-            await anyio.sleep_forever()
-        if denied is not None:
-            await self.record_denied(name, input, id)
-            verdict = approval.Decision("deny", denied.reason)
-        else:
-            verdict = await self.run.may(name, input, id=id or None, command=command_of(input), cwd=self.root)
-        if self._cut is not None:  # reached meanwhile
-            await anyio.sleep_forever()
-        return verdict
-
-    async def decide(
-        self, tool: str, name: str, input: Json, *, id: str | None = None, takes_input: bool = False
-    ) -> tuple[str | None, Json]:
-        """Decide whether a call may run: why it may not, None when it may; and its input as it is to run.
-
-        Args:
-            tool: the agent's name for its tool; `name` is the contract's.
-            takes_input: whether the agent can be given another input than its own.
-        """
-        verdict = await self.may(name, input, self.denied(tool, name, input), id=id)
-        if verdict.decision == "deny":
-            return verdict.reason or "denied", input
-        if verdict.decision != "modify":
-            return None, input
-        if not takes_input:
-            return OWN_INPUT, input
-        denied = self.denied(tool, name, verdict.input)
-        return (None, verdict.input) if denied is None else (denied.reason, input)
-
-    async def decide_open(self, call: OpenCall, *, takes_input: bool = False) -> str | None:
-        """Decide about an open call, once: why it may not run, None when it may."""
-        if not call.is_decided:
-            asked = (call.tool, call.name, call.input)
-            refused, call.input = await self.decide(*asked, id=call.id, takes_input=takes_input)
-            call.is_decided, call.denied = True, refused
-        return call.denied
-
     async def announce(self, id: str, **more: Json) -> None:
         """Tell which conversation of the agent's it is."""
         asked = self.spec.conversation
         names = {"resumed": asked.resume, "forked": asked.fork}
         body = {"id": id, **more, **{name: one for name, one in names.items() if one is not None}}
         await self.run.carry("session", body, f"session {id}")
-
-    async def record_denied(self, name: str, input: Json, id: str | None) -> None:
-        """Ask above about a call that the policy forbids: only so it is on record there that it did not run."""
-        await self.run.pass_on(
-            {"kind": "tool", "name": name, "input": input, "cwd": self.root, "default": "deny"}
-            | ({"tool_use_id": id} if id else {})
-        )
 
     async def ask_person(self, question: str, options: tuple[Any, ...]) -> tuple[bool, str]:
         """Put a question of the agent to a person: whether there was an answer, and what the agent is told."""
@@ -559,9 +502,3 @@ class Silence:
             wait_s = min(max(left_s, 0.1), SIGN_OF_LIFE_S / 4)
             due_s = time.monotonic() + wait_s
             await anyio.sleep(wait_s)
-
-
-def command_of(input: Json) -> str | None:
-    """The command in a tool's input, where there is one."""
-    command = input.get("command") if isinstance(input, dict) else None
-    return command if isinstance(command, str) else None

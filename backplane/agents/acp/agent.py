@@ -15,14 +15,15 @@ import anyio.abc
 import msgspec
 
 from backplane.agents.acp.log import FAILURES_MAX, LOOK_S, FailedRequest, FileReader, StderrReader
-from backplane.agents.acp.reader import EventReader, OpenCall, read_usage
+from backplane.agents.acp.reader import AcpCall, EventReader, read_usage
 from backplane.agents.events import is_count, mapping, mappings
 from backplane.agents.failures import code_of
+from backplane.agents.gate import ToolRequest
 from backplane.agents.gemini.record import Record, home_of
 from backplane.agents.options import SESSION, Profile
 from backplane.agents.order import AgentFolders, Continuation, folders_of, keep_name, read_conversation, server_rows
 from backplane.agents.program import BegunProgram
-from backplane.agents.session import OWN_INPUT, WORDS_CHARS_MAX, AgentRun, Ending, failed, id_of, silent
+from backplane.agents.session import WORDS_CHARS_MAX, AgentRun, Ending, failed, id_of, silent
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.spec import RunSpec, budget_of, image_blocks, price_from, shape_of, snippets
 from backplane.contract.canonical import Json
@@ -310,21 +311,13 @@ class Agent(BaseAgent):
             return {"outcome": {"outcome": "cancelled"}}
         return {"outcome": {"outcome": "selected", "optionId": option}}
 
-    async def _refusal(self, call: OpenCall) -> str | None:
-        """Why a call may not run; None when it may."""
-        name, root, policy = self.reader.name_of(call), self.session.root, self.session.run.policy
+    async def _refusal(self, call: AcpCall) -> str | None:
+        """Return why a call may not run; None if it may."""
         neutral = self.reader.neutral(call)
-        own = call.name or neutral
-        decision = policy.decide_tool_call(own, call.input, root=root, cwd=root, aliases={own: neutral})
-        is_denied = decision.allowed == "deny"
-        if not is_denied:
-            # The control plane gets one name, and by it must decide as all names together decided here.
-            decided = {one: policy.decide_tool_call(one, call.input, root=root).allowed for one in (name, neutral, own)}
-            name = next((one for one, allowed in decided.items() if allowed == decision.allowed), name)
-        verdict = await self.session.may(name, call.input, decision if is_denied else None, id=call.id)
-        if verdict.decision == "modify":
-            return OWN_INPUT
-        return verdict.reason or "denied" if verdict.decision == "deny" else None
+        request = ToolRequest(
+            id=call.id, tool=call.tool or neutral, name=call.name, input=call.input, neutral=(neutral,)
+        )
+        return (await self.session.gate.decide(request)).refused
 
     def raw(self) -> dict[str, Json]:
         return {name: self._result[name] for name in ("usage", "_meta", "stopReason") if name in self._result}

@@ -13,8 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from backplane.agents.acp.notices import NOTICE_CHARS_MAX, Notices
+from backplane.agents.calls import OpenCall
 from backplane.agents.command import plain_command
-from backplane.agents.events import CALLS_MAX, CUT_SHORT, exit_code, is_count, mapping, mappings
+from backplane.agents.events import exit_code, is_count, mapping, mappings
+from backplane.agents.gate import command_of
 from backplane.agents.gemini.record import Record
 from backplane.agents.options import Notice
 from backplane.agents.reader import EventReader as BaseReader
@@ -54,37 +56,27 @@ _PATH_NAMES: Final = ("filePath", "file_path", "filepath", "path", "absolute_pat
 _NAME: Final = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 
 
-class OpenCall:
-    """What is known of one tool call."""
+class AcpCall(OpenCall, kw_only=True):
+    """What is known of one tool call; `tool` is empty while the agent gives only a kind."""
 
-    def __init__(self, id: str) -> None:
-        self.id = id
-        self.name: str | None = None
-        """The agent's own name of the tool; None if the agent gives only a kind."""
-        self.is_named = False
-        """The agent named the tool in a member for it; otherwise `name` is the call's title."""
-        self.kind = "other"
-        self.input: dict[str, Json] = {}
-        self.output: Json = None
-        self.text = ""
-        """What its content says, the latest."""
-        self.shown = ""
-        """As much of a running command's output as was told."""
-        self.paths: list[str] = []
-        self.places: list[str] = []
-        self.said = self.ended = self.denied = False
-
-    @property
-    def command(self) -> str | None:
-        value = self.input.get("command")
-        return value if isinstance(value, str) else None
+    kind: str = "other"
+    is_named: bool = False
+    """The agent named the tool in a member for it; otherwise `tool` is the call's title."""
+    output: Json = None
+    text: str = ""
+    """What its content says, the latest."""
+    reported: str = ""
+    """The part of a running command's output that was reported."""
+    paths: list[str] = msgspec.field(default_factory=list)
+    places: list[str] = msgspec.field(default_factory=list)
+    is_said: bool = False
 
     def name_places(self) -> None:
         """Have its input name every file that it is said to change: rules look at nothing else."""
-        named = [value for value in self.input.values() if isinstance(value, str)]
+        named = [value for value in mapping(self.input).values() if isinstance(value, str)]
         missing = [path for path in dict.fromkeys((*self.paths, *self.places)) if path not in named]
         if missing and self.kind in _WRITING:
-            self.input = {**self.input, "changed_paths": missing}
+            self.input = {**mapping(self.input), "changed_paths": missing}
 
 
 class EventReader(BaseReader):
@@ -113,7 +105,7 @@ class EventReader(BaseReader):
         super().__init__(now, root, tools)
         self._servers = servers
         self._by_own_word = by_own_word
-        self._calls: dict[str, OpenCall] = {}
+        self._calls: dict[str, AcpCall] = {}
         self._text: list[str] = []
         self._text_chars = 0
         self._results_since_output = self._calls_since_words = False
@@ -126,7 +118,7 @@ class EventReader(BaseReader):
         self.last_words = ""
         self.notices = Notices(notices)
         self._record = record
-        self._unread: list[tuple[OpenCall, bool]] = []
+        self._unread: list[tuple[AcpCall, bool]] = []
         """Calls that are over and whose output the record did not have yet, and whether they failed."""
         self.left_out = 0
         """Updates of an older conversation."""
@@ -143,10 +135,6 @@ class EventReader(BaseReader):
     def closed_with_words(self) -> bool:
         """Whether the last thing that happened was an answer, not a tool's result."""
         return self.answered and not self._results_since_output
-
-    @property
-    def at_work(self) -> bool:
-        return any(call.said and not call.ended for call in self._calls.values())
 
     def read(self, message: Notification) -> list[AgentEvent]:
         """Read one notification."""
@@ -264,13 +252,13 @@ class EventReader(BaseReader):
         status = update.get("status")
         if status in ("completed", "failed"):
             events += self.say(call)
-            if self._record is not None and call.id not in self._record.outputs and not call.ended:
+            if self._record is not None and call.id not in self._record.outputs and call.id in self.calls.open:
                 self._unread.append((call, status == "failed"))
                 return events
             return [*events, *self._ended(call, status == "failed")]
         if status == "in_progress" and call.input:
             events += self.say(call)
-        return [*events, *self._output(call)]
+        return [*events, *self._progress(call)]
 
     def recorded(self) -> list[AgentEvent]:
         """What the agent's own record says since the last look: it is written before the model is asked again."""
@@ -286,19 +274,18 @@ class EventReader(BaseReader):
         waiting, self._unread = self._unread, []
         return [*events, *(event for call, failed in waiting for event in self._ended(call, failed))]
 
-    def _ended(self, call: OpenCall, failed: bool) -> list[AgentEvent]:
+    def _ended(self, call: AcpCall, failed: bool) -> list[AgentEvent]:
         """The end of a call, with what the record says of it."""
         said = self._record.outputs.pop(call.id, None) if self._record is not None else None
         if said is not None:
             call.output = {"output": said.text, "exitCode": said.exit_code}
         return self._end(call, failed)
 
-    def _known(self, update: dict[str, Any]) -> OpenCall:
+    def _known(self, update: dict[str, Any]) -> AcpCall:
         """The call an update speaks of, with what it adds."""
         id = str(update.get("toolCallId"))
-        call = self._calls.get(id) or OpenCall(id)
-        if len(self._calls) < CALLS_MAX:
-            self._calls[id] = call
+        call = self._calls.get(id) or AcpCall(id, "", "", {})
+        self._calls[id] = call
         title, kind = update.get("title"), update.get("kind")
         meta = mapping(update.get("_meta"))
         name = next((one["toolName"] for one in (meta, *map(mapping, meta.values())) if "toolName" in one), None)
@@ -312,8 +299,8 @@ class EventReader(BaseReader):
         for candidate in (name, prefix, title if title != call.input.get("command") else None):
             if not call.is_named and isinstance(candidate, str) and _NAME.fullmatch(candidate):
                 call.is_named = candidate is not title
-                call.name = candidate if call.is_named else call.name or candidate
-        if call.command is not None and not call.is_named and self._server_tool(call) is None:
+                call.tool = candidate if call.is_named else call.tool or candidate
+        if command_of(call.input) is not None and not call.is_named and self._server_tool(call) is None:
             call.kind = "execute"  # Whatever the agent takes the command for: `cat` is none the less one.
         if "rawOutput" in update:
             call.output = update["rawOutput"]
@@ -326,7 +313,7 @@ class EventReader(BaseReader):
         call.places += [place["path"] for place in places if isinstance(place.get("path"), str)]
         return call
 
-    def asked(self, tool_call: dict[str, Any]) -> tuple[OpenCall, list[AgentEvent]]:
+    def asked(self, tool_call: dict[str, Any]) -> tuple[AcpCall, list[AgentEvent]]:
         """The call that the agent wants to be allowed, and what has to be told before anybody is asked."""
         fresh = str(tool_call.get("toolCallId")) not in self._calls
         known = self._calls.get(str(tool_call.get("toolCallId")))
@@ -345,42 +332,43 @@ class EventReader(BaseReader):
         call.name_places()
         return call, [*recorded, *(self._turn() if fresh else []), *self.say(call)]
 
-    def say(self, call: OpenCall) -> list[AgentEvent]:
-        """The call as an event, once."""
-        if call.said:
+    def say(self, call: AcpCall) -> list[AgentEvent]:
+        """Report the call, once."""
+        if call.is_said:
             return []
-        call.said = self.acted = self.ever_acted = self._calls_since_words = True
+        call.is_said = self.acted = self.ever_acted = self._calls_since_words = True
         self.goes_on = self._record is not None
         if not call.input and (paths := [*call.paths, *call.places]):
             call.input = {"path": paths[0]}
         call.name_places()
-        return [*self.message(), self._make.called(call.id, self.name_of(call), call.input)]
+        call.name = self.name_of(call)
+        return [*self.message(), *self.calls.begin(call)]
 
-    def deny(self, call: OpenCall, reason: str) -> list[AgentEvent]:
-        """The result of a call that was not allowed."""
-        call.denied = self.denied = True
+    def deny(self, call: AcpCall, reason: str) -> list[AgentEvent]:
+        """Report the result of a call that was not allowed."""
+        self.denied = True
         return self._close(call, f"policy_denied: {reason}", failed=True)
 
-    def name_of(self, call: OpenCall) -> str:
+    def name_of(self, call: AcpCall) -> str:
         """Return the tool's name in events: `mcp__SERVER__TOOL`, the neutral name, or the agent's own.
 
         The agent's own name is used if a rule names only that, or if the tool has no neutral name.
         """
         neutral = self.neutral(call)
-        return call.name if call.name is not None and self._by_own_word(call.name, neutral) else neutral
+        return call.tool if call.tool and self._by_own_word(call.tool, neutral) else neutral
 
-    def neutral(self, call: OpenCall) -> str:
+    def neutral(self, call: AcpCall) -> str:
         """Return the name that rules and hooks use for a call; its kind decides, never its title."""
-        own = call.name or ""
+        own = call.tool
         known = self._server_tool(call) or self._tools.get(own) or SPELLINGS.get(own, own if own in TOOLS else None)
         of_kind = _OF_KIND.get(call.kind)
         if of_kind is None or (known is not None and (call.is_named or known in of_kind or known.startswith("mcp__"))):
             return known or own or NEUTRAL.get(call.kind, "other")
         return NEUTRAL[call.kind]
 
-    def _server_tool(self, call: OpenCall) -> str | None:
+    def _server_tool(self, call: AcpCall) -> str | None:
         """Return `mcp__SERVER__TOOL` for the tool of an MCP server, however the agent joins the two names."""
-        own = call.name or ""
+        own = call.tool
         for server in self._servers:
             for beginning in (f"mcp__{server}__", f"mcp_{server}_", f"{server}_", f"{server}."):
                 if own.startswith(beginning):
@@ -432,37 +420,29 @@ class EventReader(BaseReader):
         if self.goes_on:  # Cut off in a turn whose calls were told: it counts as one.
             self.goes_on = False
             events.append(self._make.turn("tool_use"))
-        left = [call for call in self._calls.values() if call.said and not call.ended]
-        return [*events, *(event for call in left for event in self._close(call, CUT_SHORT, failed=True))]
+        left = self.calls.close()
+        self._results_since_output = self._results_since_output or bool(left)
+        return [*events, *left]
 
-    def _output(self, call: OpenCall) -> list[AgentEvent]:
+    def _progress(self, call: AcpCall) -> list[AgentEvent]:
         """What a running command wrote since it was last told."""
-        if call.kind != "execute" or not call.said or not call.text.startswith(call.shown):
+        if call.kind != "execute" or not call.is_said or not call.text.startswith(call.reported):
             return []
-        news, call.shown = call.text[len(call.shown) :], call.text
-        return [self._make.output(news)] if news else []
+        news, call.reported = call.text[len(call.reported) :], call.text
+        return self.calls.output(news)
 
-    def _end(self, call: OpenCall, failed: bool) -> list[AgentEvent]:
-        if call.ended:
-            return []
-        text = texts_of(call)
-        events: list[AgentEvent] = []
-        command = call.command if call.kind == "execute" else None
-        if command is not None:
-            code = exit_code_of(call.output)
-            # A command that was cut off did not end well, whatever its agent says.
-            events.append(self._make.ran(command, None if failed and code == 0 else code, text))
-            failed = failed or bool(code)
-        elif call.kind in _WRITING and not failed:
+    def _end(self, call: AcpCall, failed: bool) -> list[AgentEvent]:
+        text, paths = texts_of(call), dict[str, None]()
+        if call.kind in _WRITING and not failed:
             paths = dict.fromkeys(call.paths or call.places or _paths(call.input))
-            events += [self._make.changed(path, f"{self.name_of(call)} by the agent") for path in paths]
-        return events + self._close(call, text or call.output, failed=failed)
+        ran = (exit_code_of(call.output), text) if call.kind == "execute" else None
+        changes = [(path, f"{call.name} by the agent") for path in paths]
+        return self._close(call, text or call.output, failed=failed, ran=ran, changes=changes)
 
-    def _close(self, call: OpenCall, output: Json, *, failed: bool) -> list[AgentEvent]:
-        if call.ended:
-            return []
-        call.ended = self._results_since_output = True
-        return [self._make.result(call.id, self.name_of(call), output, failed=failed)]
+    def _close(self, call: AcpCall, output: Json, **more: Any) -> list[AgentEvent]:
+        ended = self.calls.end(call.id, output, **more)
+        self._results_since_output = self._results_since_output or bool(ended)
+        return ended
 
 
 def _named_by(id: str) -> str | None:
@@ -477,7 +457,7 @@ def texts(content: Json) -> str:
     return "".join(part for part in parts if isinstance(part, str))
 
 
-def texts_of(call: OpenCall) -> str:
+def texts_of(call: AcpCall) -> str:
     for name in ("output", "aggregated_output", "formatted_output", "error", "text"):
         text = mapping(call.output).get(name)
         if isinstance(text, str) and text:
@@ -492,8 +472,8 @@ def exit_code_of(output: Json) -> int | None:
     return next((code for code in codes if code is not None), None)
 
 
-def _paths(tool_input: dict[str, Json]) -> list[str]:
-    return [value for name in _PATH_NAMES if isinstance(value := tool_input.get(name), str)][:1]
+def _paths(tool_input: Json) -> list[str]:
+    return [value for name in _PATH_NAMES if isinstance(value := mapping(tool_input).get(name), str)][:1]
 
 
 def read_usage(usage: Json) -> TokenCounts | None:

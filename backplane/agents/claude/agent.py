@@ -15,10 +15,11 @@ import msgspec
 from backplane.agents.claude import answers
 from backplane.agents.claude.answers import Question
 from backplane.agents.claude.peer import WITHDRAWAL, ControlPeer
-from backplane.agents.claude.reader import EventReader, TurnResult
-from backplane.agents.claude.start import ALIASES, TOOLS, withheld
+from backplane.agents.claude.reader import STRUCTURED, EventReader, TurnResult
+from backplane.agents.claude.start import ALIASES, TOOLS
 from backplane.agents.events import mapping, mappings
 from backplane.agents.failures import code_of
+from backplane.agents.gate import ToolRequest
 from backplane.agents.options import Claude
 from backplane.agents.order import read_conversation, shows_results
 from backplane.agents.program import BegunProgram
@@ -28,7 +29,6 @@ from backplane.agents.spec import RunSpec, image_blocks, prompt_of, shape_of, sh
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 from backplane.host import HostRun
-from backplane.policy.rules import Ruling
 from backplane.protocol.jsonrpc import Notification, Request, RpcError
 
 if TYPE_CHECKING:
@@ -64,11 +64,6 @@ class Agent(BaseAgent):
     def __init__(self, session: AgentRun, child: Child) -> None:
         super().__init__(session, EventReader(session.run.now, session.root, TOOLS))
         self.pipe = session.pipe(child, self, hear=self.hear, peer=ControlPeer())
-        self._untold = withheld(session.run)
-        """Tools that the policy took from it."""
-        self._recorded: set[str] = set()
-        """Calls that the policy denies and that are on record above, by id."""
-        self._allowed: set[str] = set()
         self._withheld: str | None = None
         """Why the model may get nothing more."""
 
@@ -78,21 +73,15 @@ class Agent(BaseAgent):
             return
         await self.session.hear(message)
         if message.method == "assistant":
-            await self._record_denied()
+            # A call of a tool that the agent was not given asks nobody.
+            for call in [*self.reader.calls.open.values()]:
+                await self.session.gate.deny(self._request(call.id, call.tool, call.input))
 
-    async def _record_denied(self) -> None:
-        """What the policy denies asks nobody, and may be denied by the agent's own settings: so it is said above."""
-        for id, call in list(self.reader.calls.items()):
-            if id in self._recorded:
-                continue
-            if call.tool in self._untold or self._denied(call.tool, call.input) is not None:
-                self._recorded.add(id)
-                await self.session.record_denied(call.name, call.input, id)
-
-    def _denied(self, tool: str, input: Json) -> Ruling | None:
-        root, policy = self.session.root, self.session.run.policy
-        decision = policy.decide_tool_call(tool, input, root=root, cwd=root, aliases=ALIASES)
-        return decision if decision.allowed == "deny" else None
+    def _request(self, id: str, tool: str, input: Json) -> ToolRequest:
+        neutral = (ALIASES.get(tool, tool),)
+        return ToolRequest(
+            id=id, tool=tool, name=self.reader.name(tool), input=input, neutral=neutral, takes_input=True
+        )
 
     # Opening ----------------------------------------------------------------------------------------------------------
 
@@ -185,32 +174,20 @@ class Agent(BaseAgent):
         if question is None:
             is_gate = request.method in ("can_use_tool", "hook_callback")
             return answers.block(request.params) if is_gate else await super().reply(request)
-        call = self.reader.calls.get(question.id)
+        call = self.reader.calls.open.get(question.id)
         if call is not None and call.tool != question.tool:
             # A tool may be asked about by a newer name than the one that its model called it by.
             question = msgspec.structs.replace(question, tool=call.tool)
         if question.when in (answers.AFTER, answers.FAILED):
             return await self._show(question)
-        if question.tool == "StructuredOutput" or (question.when == "permission" and question.id in self._allowed):
-            return await self._people(question) if question.tool == "AskUserQuestion" else answers.allow(question)
-        return await self._may(question)
-
-    async def _may(self, question: Question) -> Json:
-        denied = self._denied(question.tool, question.input)
-        if denied is not None:  # On record already, when its model called it.
-            return answers.deny(question, f"policy_denied: {denied.reason}")
-        verdict = await self.session.may(self.reader.name(question.tool), question.input, None, id=question.id)
-        input = question.input if verdict.input is msgspec.UNSET else verdict.input
-        denied = self._denied(question.tool, input)
-        if verdict.decision == "deny" or denied is not None:
-            reason = verdict.reason if verdict.decision == "deny" or denied is None else denied.reason
-            return answers.deny(question, f"policy_denied: {reason}")
-        self._allowed.add(question.id)
-        if verdict.decision == "modify":
-            self.reader.given[question.id] = input
+        if question.tool == STRUCTURED:
+            return answers.allow(question)
+        verdict = await self.session.gate.decide(self._request(question.id, question.tool, question.input))
+        if verdict.refused is not None:
+            return answers.deny(question, f"policy_denied: {verdict.refused}")
         if question.when == "permission" and question.tool == "AskUserQuestion":
             return await self._people(question)
-        return answers.allow(question, input if verdict.decision == "modify" else None)
+        return answers.allow(question, verdict.input if verdict.input != question.input else None)
 
     async def _show(self, question: Question) -> Json:
         """Let hooks look at a result before the model does."""
@@ -222,8 +199,9 @@ class Agent(BaseAgent):
         if shown == text and is_error == is_failed:
             return {}
         changed = answers.with_text(question, str(shown))
-        if is_error or changed is None:
-            self.reader.hidden[question.id] = str(shown)
+        call = self.reader.calls.open.get(question.id)
+        if call is not None and (is_error or changed is None):
+            call.shown = (str(shown), True)
         if changed is not None:
             return answers.show(question, changed)
         self._withheld = f"the result of {question.tool} cannot be changed, and was not to be seen as it is"

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from backplane.agents.events import exit_code, is_count, mapping, mappings
+from backplane.agents.calls import OpenCall, read_exit
+from backplane.agents.events import is_count, mapping, mappings
 from backplane.agents.reader import EventReader as BaseReader
-from backplane.agents.reader import OpenCall
 from backplane.contract.canonical import Json
 from backplane.contract.deltas import BROKEN
 from backplane.contract.events import AgentEvent
@@ -42,7 +42,7 @@ COMMAND: Final = "Bash"
 STRUCTURED: Final = "StructuredOutput"
 """The tool that a model gives an answer of a wanted shape with: no tool of the work."""
 
-_EXIT: Final = re.compile(r"(?:Error: )?Exit code (-?\d{1,10})\n?")
+_EXIT: Final = re.compile(r"\A(?:Error: )?Exit code (-?\d{1,10})\n?")
 
 _COUNTERS: Final = {
     "input_tokens": ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"),
@@ -88,10 +88,6 @@ class EventReader(BaseReader):
         self.results: list[TurnResult] = []
         self.refused = False
         """Whether its last result is ours: the agent goes on to ask a service that refuses it."""
-        self.hidden: dict[str, str] = {}
-        """By a call's id: what is told, as an error, in place of a result that nobody may see."""
-        self.given: dict[str, Json] = {}
-        """By a call's id: the input that its tool got in place of its model's."""
         self._streamed: set[str] = set()
         self._open: str | None = None
         """The message that the model streams."""
@@ -259,7 +255,7 @@ class EventReader(BaseReader):
         id, tool, input = str(block.get("id")), str(block.get("name")), block.get("input")
         if tool == STRUCTURED:
             return []
-        return self._call(id, self.name(tool), OpenCall(tool, self.name(tool), input, id), parent)
+        return self._call(OpenCall(id, tool, self.name(tool), input), parent)
 
     def _results(self, message: dict[str, Any]) -> list[AgentEvent]:
         blocks = mappings(mapping(message.get("message")).get("content"))
@@ -268,23 +264,19 @@ class EventReader(BaseReader):
 
     def _ended(self, block: dict[str, Any], details: Json) -> list[AgentEvent]:
         id = str(block.get("tool_use_id"))
-        call, given = self.calls.pop(id, None), self.given.pop(id, None)
+        call = self.calls.open.get(id)
         if call is None:
             return []
-        if given is not None:
-            call.input = given
-        failed = block.get("is_error") is True
-        output = said(block.get("content"))
-        code = exit_code_of(output, details, failed)
-        hidden = self.hidden.pop(id, None)
-        output = output if hidden is None else hidden
-        input, events = mapping(call.input), list[AgentEvent]()
-        if call.tool == COMMAND and input and (code is not None or isinstance(details, dict)):
-            events.append(self._make.ran(str(input.get("command")), code, _EXIT.sub("", output, count=1)))
-        path = input.get(WRITING.get(call.tool, ""))
-        if isinstance(path, str) and not failed:
-            events.append(self._make.changed(path, str(mapping(details).get("type") or call.tool.lower())))
-        return [*events, self._make.result(id, call.name, output, failed=failed or hidden is not None)]
+        failed, output, input = block.get("is_error") is True, said(block.get("content")), self.calls.input_of(call)
+        code, text = read_exit(_EXIT, output, failed=failed)
+        # A command that goes on, or was cut off, has no code yet.
+        if not failed and (mapping(details).get("interrupted") is True or "backgroundTaskId" in mapping(details)):
+            code = None
+        has_run = call.tool == COMMAND and (code is not None or isinstance(details, dict))
+        path = mapping(input).get(WRITING.get(call.tool, ""))
+        how = str(mapping(details).get("type") or call.tool.lower())
+        changes = [(path, how)] if isinstance(path, str) and not failed else []
+        return self.calls.end(id, output, failed=failed, ran=(code, text) if has_run else None, changes=changes)
 
     # Tokens -----------------------------------------------------------------------------------------------------------
 
@@ -343,15 +335,6 @@ def said(content: Json) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(one["text"] for one in mappings(content) if isinstance(one.get("text"), str))
-
-
-def exit_code_of(output: str, details: Json, failed: bool) -> int | None:
-    """A command's exit code: none is said of one that went well, words say that of another; None where it goes on."""
-    if not failed:
-        left = mapping(details).get("interrupted") is True or "backgroundTaskId" in mapping(details)
-        return None if left else 0
-    match = _EXIT.match(output)
-    return exit_code(int(match[1])) if match else None
 
 
 def _text(value: Json) -> str | None:

@@ -1,7 +1,7 @@
 """Codex's app-server: a thread, turns in it, words in a turn, questions, interrupts.
 
-Every command and patch is put to the control plane by its question; hooks of ours, where an order needs them, are
-questions, too. What its program is told beside that is `start`'s affair.
+Codex asks before each patch, and before each command that it does not hold for harmless; where an order needs every
+command asked about, a hook of ours asks.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import anyio
 import anyio.abc
 import msgspec
 
-from backplane.agents.codex import answers, hooked
+from backplane.agents import hook
+from backplane.agents.calls import OpenCall
+from backplane.agents.codex import answers
 from backplane.agents.codex.reader import EventReader, TurnEnd
-from backplane.agents.codex.start import hooks_of, mcp_servers, thread_of
-from backplane.agents.codex.verdicts import Verdicts
-from backplane.agents.events import is_count, mapping
+from backplane.agents.codex.start import mcp_servers, needs_hook, thread_of
+from backplane.agents.events import is_count, mapping, mappings
 from backplane.agents.failures import code_of
+from backplane.agents.gate import ToolRequest
 from backplane.agents.hooked import Hooked
 from backplane.agents.options import Codex
 from backplane.agents.order import require_price
@@ -27,6 +29,7 @@ from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, failed, id_of
 from backplane.agents.spec import spec_in_words
 from backplane.contract.canonical import Json
+from backplane.errors import BackendError
 from backplane.host import HostRun
 from backplane.protocol.jsonrpc import Notification, Request, RpcError
 from backplane.upstream.prices import price_of
@@ -51,11 +54,10 @@ class Agent(BaseAgent):
     reader: EventReader
 
     def __init__(self, session: AgentRun, options: Codex, child: Child, env: dict[str, str]) -> None:
-        run, hooks = session.run, hooks_of(session.run, options)
-        super().__init__(session, EventReader(run.now, session.root, shows=hooks.after))
-        self.verdicts = Verdicts(session, self.reader, shows=hooks.after)
+        run = session.run
+        super().__init__(session, EventReader(run.now, session.root))
         self.pipe = session.pipe(child, self, hear=self.hear)
-        self.hooked = Hooked(env[hooked.SOCKET], self._hook) if hooks.before else None
+        self.hooked = Hooked(env[hook.SOCKET], self._hook) if needs_hook(run, options) else None
         self._opening, schema = thread_of(run, options, env), run.order.abp("output_schema")
         self._turn_members: dict[str, Json] = {}
         if isinstance(schema, dict) and is_strict(schema):
@@ -80,7 +82,7 @@ class Agent(BaseAgent):
         agent = await self.must("initialize", OFFER)
         await self.pipe.notify("initialized", {})
         if self.hooked is not None:
-            await hooked.trust(self.must, self.session.root)
+            await self._trust_hook()
         method, params = self._opening
         said = await self.must(method, params)
         thread = mapping(said.get("thread"))
@@ -133,8 +135,32 @@ class Agent(BaseAgent):
 
     # Its questions ----------------------------------------------------------------------------------------------------
 
+    async def _trust_hook(self) -> None:
+        """Have the agent trust our hook by its hash, and no other. Raises BackendError: it would not ask us."""
+        rows = await self._our_hooks()
+        trusted = {str(row.get("key")): {"trusted_hash": row.get("currentHash")} for row in rows}
+        edit = {"keyPath": "hooks.state", "value": trusted, "mergeStrategy": "upsert"}
+        await self.must("config/batchWrite", {"edits": [edit], "reloadUserConfig": True})
+        rows = await self._our_hooks()
+        if not rows or any(row.get("trustStatus") != "trusted" for row in rows):
+            raise BackendError("backend_unavailable", "the agent does not trust our hook, so it would not ask us")
+
+    async def _our_hooks(self) -> list[dict[str, Any]]:
+        found = mappings((await self.must("hooks/list", {"cwds": [self.session.root]})).get("data"))
+        return [row for each in found for row in mappings(each.get("hooks")) if row.get("source") == "sessionFlags"]
+
     async def _hook(self, said: dict[str, Any]) -> Json:
-        return await self.session.attend(self.verdicts.hook(said), None)
+        return await self.session.attend(self._before(answers.read_hook(said, self.session.root)), None)
+
+    async def _before(self, call: OpenCall) -> Json:
+        """Decide about a command or a server's tool; one that is denied here is never an item of the agent's."""
+        for event in self.reader.begin_call(call):
+            await self.session.run.emit(event)
+        request = ToolRequest(id=call.id, tool=call.tool, name=call.name, input=call.input)
+        refused = (await self.session.gate.decide(request)).refused
+        for event in self.reader.calls.end(call.id, None, failed=True) if refused is not None else ():
+            await self.session.run.emit(event)
+        return answers.hook_answer(refused)
 
     async def reply(self, request: Request) -> Json | RpcError:
         if request.method == answers.PEOPLE:
@@ -142,11 +168,7 @@ class Agent(BaseAgent):
         question = answers.read_question(request.method, request.params, self.reader.calls, self.session.root)
         if question is None:
             return await super().reply(request)
-        refused = await self.verdicts.refusal(question)
-        if refused is None:
-            return answers.answer(question, "allow")
-        self.reader.hidden[question.id] = f"policy_denied: {refused}"
-        return answers.answer(question, "deny")
+        return answers.answer(request.method, (await self.session.gate.decide(question)).refused)
 
     async def _people(self, params: dict[str, Any]) -> Json:
         """Put the agent's questions to a person."""

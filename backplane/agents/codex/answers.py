@@ -1,17 +1,14 @@
-"""What such an agent asks before it acts, and the answers in its own words.
-
-A question is read into the call it is about; who decides is not known here.
-"""
+"""What Codex asks before it acts, read as requests of the gate, and the answers in its own words. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-import msgspec
-
-from backplane.agents.codex.items import OpenCall, called
+from backplane.agents.calls import OpenCall, OpenCalls
+from backplane.agents.codex.items import called, operations
 from backplane.agents.events import mapping, mappings
+from backplane.agents.gate import ToolRequest
 from backplane.contract.canonical import Json
 
 COMMAND: Final = "item/commandExecution/requestApproval"
@@ -19,63 +16,63 @@ PATCH: Final = "item/fileChange/requestApproval"
 SERVER: Final = "mcpServer/elicitation/request"
 PEOPLE: Final = "item/tool/requestUserInput"
 
-ACTIONS_MAX: Final = 100
-"""Parts of a command that are looked at; the agent's own reading of a longer one is worth little."""
 
-
-class Question(msgspec.Struct, frozen=True):
-    """A call that wants to be allowed."""
-
-    method: str
-    id: str
-    """Of the item."""
-    call: OpenCall
-    reads: tuple[tuple[str, str, str], ...] = ()
-    """Files that the agent itself sees the command read: path, root, and where the path counts from."""
-    wider: bool = False
-    """It asks for more than the call: for a whole folder, say."""
-
-
-def read_question(method: str, params: Mapping[str, Any], calls: Mapping[str, OpenCall], root: str) -> Question | None:
-    """The call that a question is about; None for a question that is not about one.
-
-    Args:
-        calls: open calls, by the item's id.
-    """
-    id = str(params.get("itemId"))
+def read_question(method: str, params: Mapping[str, Any], calls: OpenCalls, root: str) -> ToolRequest | None:
+    """Read the call that a question is about; return None if it is about none."""
+    call = calls.open.get(str(params.get("itemId")))
     if method == COMMAND:
-        call = calls.get(id) or called({"type": "commandExecution", **params}, root)
-        wider = params.get("additionalPermissions") or params.get("networkApprovalContext")
+        call = call or called({"type": "commandExecution", **params}, root)
         assert call is not None
-        return Question(method, id, call, _reads(params, root), bool(wider))
-    if method == PATCH and id in calls:
-        return Question(method, id, calls[id], wider=params.get("grantRoot") is not None)
+        wider = bool(params.get("additionalPermissions") or params.get("networkApprovalContext"))
+        return ToolRequest(
+            id=call.id, tool=call.tool, name=call.name, input=call.input, reads=_reads(params, root), wider=wider
+        )
+    if method == PATCH and call is not None:
+        neutral, wider = tuple(operations(call.input)), params.get("grantRoot") is not None
+        return ToolRequest(id=call.id, tool=call.tool, name=call.name, input=call.input, neutral=neutral, wider=wider)
     if method == SERVER:
         meta = mapping(params.get("_meta"))
-        tool = meta.get("tool_name")
-        if isinstance(tool, str):
-            call = OpenCall(f"mcp__{params.get('serverName')}__{tool}", meta.get("tool_params"), "mcpToolCall")
-            open_id = next((id for id, one in calls.items() if one.name == call.name and one.input == call.input), "")
-            return Question(method, open_id, call)
+        name, input = f"mcp__{params.get('serverName')}__{meta.get('tool_name')}", meta.get("tool_params")
+        if isinstance(meta.get("tool_name"), str):
+            return ToolRequest(id=calls.find(name, input), tool=name, name=name, input=input)
     return None
 
 
-def _reads(params: Mapping[str, Any], root: str) -> tuple[tuple[str, str, str], ...]:
+def read_hook(said: Mapping[str, Any], root: str) -> OpenCall:
+    """Read the call that the agent's hook is asked about, as its item will have it."""
+    id, tool, input = str(said.get("tool_use_id") or ""), str(said.get("tool_name")), said.get("tool_input")
+    if tool != "Bash":
+        return OpenCall(id, tool, tool, input)
+    item = {"type": "commandExecution", "id": id, "command": mapping(input).get("command"), "cwd": said.get("cwd")}
+    call = called(item, root)
+    assert call is not None
+    return call
+
+
+def _reads(params: Mapping[str, Any], root: str) -> tuple[tuple[str, str], ...]:
     cwd = params["cwd"] if isinstance(params.get("cwd"), str) else root
-    named = [row.get("path") for row in mappings(params.get("commandActions"))[:ACTIONS_MAX]]
-    return tuple((path, root, cwd) for path in named if isinstance(path, str) and path)
+    named = [row.get("path") for row in mappings(params.get("commandActions"))]
+    return tuple((path, cwd) for path in named if isinstance(path, str) and path)
 
 
-def answer(question: Question, decision: Literal["allow", "deny"]) -> Json:
-    """The answer in the agent's words."""
-    word = {"allow": "accept", "deny": "decline"}[decision]
-    if question.method == SERVER:
-        return {"action": word, "content": {} if decision == "allow" else None}
+def answer(method: str, refused: str | None) -> Json:
+    """Return the answer to a question in the agent's words."""
+    word = "accept" if refused is None else "decline"
+    if method == SERVER:
+        return {"action": word, "content": {} if refused is None else None}
     return {"decision": word}
 
 
+def hook_answer(refused: str | None) -> Json:
+    """Return the answer to the agent's hook; a call that is not denied goes its way, perhaps to an approval."""
+    if refused is None:
+        return {}
+    body = {"permissionDecision": "deny", "permissionDecisionReason": f"policy_denied: {refused}"}
+    return {"hookSpecificOutput": {"hookEventName": "PreToolUse", **body}}
+
+
 def questions(params: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Questions for a person: id, words, options."""
+    """Read the questions for a person: id, words, options."""
     made = []
     for row in mappings(params.get("questions")):
         labels = tuple(str(one.get("label")) for one in mappings(row.get("options")))
@@ -84,5 +81,5 @@ def questions(params: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]
 
 
 def said(answers: Mapping[str, str]) -> Json:
-    """A person's answers, by the question's id."""
+    """Return a person's answers, by the question's id, in the agent's words."""
     return {"answers": {id: {"answers": [text]} for id, text in answers.items()}}

@@ -5,42 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
+from backplane.agents.calls import OpenCall
 from backplane.agents.command import plain_command
 from backplane.agents.events import mapping, mappings, relative
 from backplane.contract.canonical import Json
 
 
-class OpenCall(msgspec.Struct):
-    """A tool call whose result is still to come."""
-
-    name: str
-    input: Json
-    kind: str
-    """Of its item."""
-
-
 def called(item: Mapping[str, Any], root: str) -> OpenCall | None:
-    """The tool call that an item is; None for an item that is none."""
-    kind = str(item.get("type"))
+    """Return the tool call that an item is; None if it is no call."""
+    kind, id = str(item.get("type")), str(item.get("itemId", item.get("id")))
     if kind == "commandExecution":
         input: dict[str, Json] = {"command": plain_command(str(item.get("command") or ""))}
         if item.get("cwd") not in (None, root):
             input["cwd"] = item["cwd"]
-        return OpenCall("bash", input, kind)
+        return OpenCall(id, "exec_command", "bash", input, kind)
     if kind == "fileChange":
         changes = [_change(change, root) for change in mappings(item.get("changes"))]
         kinds = operations({"changes": changes})
-        return OpenCall(kinds[0] if len(kinds) == 1 else "apply_patch", {"changes": changes}, kind)
+        name = kinds[0] if len(kinds) == 1 else "apply_patch"
+        return OpenCall(id, "apply_patch", name, {"changes": changes}, kind)
     if kind == "mcpToolCall":
-        return OpenCall(f"mcp__{item.get('server')}__{item.get('tool')}", item.get("arguments"), kind)
+        name = f"mcp__{item.get('server')}__{item.get('tool')}"
+        return OpenCall(id, name, name, item.get("arguments"), kind)
     if kind == "webSearch":
-        return OpenCall("web_search", {"query": item.get("query")}, kind)
+        return OpenCall(id, "web_search", "web_search", {"query": item.get("query")}, kind)
     if kind == "imageView":
-        return OpenCall("read_file", {"path": item.get("path")}, kind)
+        return OpenCall(id, "read_file", "read_file", {"path": item.get("path")}, kind)
     if kind == "dynamicToolCall":
-        return OpenCall(str(item.get("tool")), item.get("arguments"), kind)
+        return OpenCall(id, str(item.get("tool")), str(item.get("tool")), item.get("arguments"), kind)
     return None
 
 
@@ -72,6 +64,8 @@ def changed_files(item: Mapping[str, Any], root: str) -> list[tuple[str, str]]:
 
 
 def result_of(call: OpenCall, item: Mapping[str, Any], failed: bool) -> Json:
+    if item.get("status") == "declined":
+        return "the call was declined"
     if call.kind == "commandExecution":
         return str(item.get("aggregatedOutput") or "")
     if call.kind == "mcpToolCall":

@@ -11,18 +11,14 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from backplane.agents.codex.hold import unheld
-from backplane.agents.codex.items import OpenCall, called, changed_files, result_of
-from backplane.agents.events import CUT_SHORT, mapping
+from backplane.agents.calls import OpenCall
+from backplane.agents.codex.items import called, changed_files, result_of
+from backplane.agents.events import mapping
 from backplane.agents.reader import EventReader as BaseReader
 from backplane.agents.reader import counts_of
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.protocol.jsonrpc import Notification
-
-UNSEEN: Final = "policy_denied: those who were to see this first have not seen it"
-UNSEEN_MAX: Final = 100
-"""Results that wait to be seen, a megabyte each at most; what is beyond is told unseen, and found out above."""
 
 USED: Final = "thread/tokenUsage/updated"
 SILENT: Final = frozenset(
@@ -46,19 +42,6 @@ _COUNTERS: Final = {
 }  # fmt: skip
 
 
-class _Whole(msgspec.Struct, frozen=True):
-    """A call that is over."""
-
-    call: OpenCall
-    item: dict[str, Any]
-    failed: bool
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether the agent asks about the result before its model has it; a patch that failed is not asked about."""
-        return self.call.kind == "commandExecution" or (self.call.kind == "fileChange" and not self.failed)
-
-
 class TurnEnd(msgspec.Struct, frozen=True):
     """How a turn ended, by the agent's own account."""
 
@@ -71,12 +54,12 @@ class TurnEnd(msgspec.Struct, frozen=True):
 
 
 class EventReader(BaseReader):
-    """Reads the notifications of one thread; where results are seen by others first, commands are held, see `hold`."""
+    """Reads the notifications of one thread."""
 
     QUIET = (("bubblewrap", "PATH"), ("bubblewrap", "namespaces"))  # Its own sandbox is off, whatever it lacks here.
 
-    def __init__(self, now: Callable[[], str], root: str, *, shows: bool = False) -> None:
-        super().__init__(now, root, shows=shows)
+    def __init__(self, now: Callable[[], str], root: str) -> None:
+        super().__init__(now, root)
         self.thread = ""
         self.turns: set[str] = set()
         """Turns of this run: after a resume the agent tells counters of older ones again."""
@@ -87,11 +70,7 @@ class EventReader(BaseReader):
         """MCP servers that are ready, or will never be."""
         self._acted_since = False
         """Whether there was a call since the last answer of the model."""
-        self.hidden: dict[str, str] = {}
-        """Calls that were not allowed, by the item's id, and what is told of them."""
         self._deltas: set[str] = set()
-        self._unseen: dict[str, _Whole] = {}
-        """Calls that are over and whose result is still to be seen by others, by the item's id."""
         self._trouble: dict[str, Any] = {}
 
     def read(self, message: Notification) -> list[AgentEvent]:
@@ -131,25 +110,17 @@ class EventReader(BaseReader):
     # Items ------------------------------------------------------------------------------------------------------------
 
     def _begun(self, params: dict[str, Any]) -> list[AgentEvent]:
-        item = mapping(params.get("item"))
-        call = self._called(item)
-        return [] if call is None else self._begin(str(item.get("id")), call)
+        call = called(mapping(params.get("item")), self._root)
+        return [] if call is None else self.begin_call(call)
 
-    def _called(self, item: Mapping[str, Any]) -> OpenCall | None:
-        call = called(item, self._root)
-        if self._shows and call is not None and call.kind == "commandExecution":
-            input = mapping(call.input)
-            call.input = {**input, "command": unheld(str(input["command"]))}
-        return call
-
-    def _begin(self, id: str, call: OpenCall) -> list[AgentEvent]:
-        if id in self.calls:
-            return []
-        self._acted_since = True
-        return self._call(id, call.name, call)
+    def begin_call(self, call: OpenCall) -> list[AgentEvent]:
+        """Report a call, once."""
+        told = self._call(call)
+        self._acted_since = self._acted_since or bool(told)
+        return told
 
     def _written(self, params: dict[str, Any]) -> list[AgentEvent]:
-        return self._output(params.get("delta"))
+        return self.calls.output(params.get("delta"))
 
     def _whole(self, params: dict[str, Any]) -> list[AgentEvent]:
         item = mapping(params.get("item"))
@@ -163,12 +134,10 @@ class EventReader(BaseReader):
             return [self._make.thought("\n".join(parts))] if parts and id not in self._deltas else []
         if kind == "plan":
             return self._plan({"plan": item.get("text")})
-        call = self._called(item)
+        call = called(item, self._root)
         if call is None:
             return [self._make.kept(f"item {kind}", item)]
-        began = self._begin(id, call)
-        self.calls.pop(id, None)
-        return [*began, *self._ended(id, call, item)]
+        return [*self.begin_call(call), *self._ended(call, item)]
 
     def _message(self, id: str, text: str) -> list[AgentEvent]:
         self.text, self.spoke = text, bool(text)
@@ -178,47 +147,12 @@ class EventReader(BaseReader):
         self._pieces.clear()
         return [*broken, self._make.message(text)]
 
-    def _ended(self, id: str, call: OpenCall, item: dict[str, Any]) -> list[AgentEvent]:
-        denied = self.hidden.pop(id, None)
-        if denied is not None or item.get("status") == "declined":
-            return [self._make.result(id, call.name, denied or "the call was declined", failed=True)]
-        failed = item.get("status") == "failed" or item.get("success") is False
-        whole = _Whole(call, dict(item), failed)
-        if self._shows and whole.is_shown and len(self._unseen) < UNSEEN_MAX:
-            self._unseen[id] = whole
-            return []
-        return self._told(id, whole, None, failed)
-
-    def _told(self, id: str, whole: _Whole, shown: str | None, is_error: bool) -> list[AgentEvent]:
-        """What came of a call; `shown` in place of what its tool said."""
-        call, item = whole.call, whole.item
-        events: list[AgentEvent] = []
-        if call.kind == "commandExecution":
-            said = item.get("aggregatedOutput") if shown is None else shown
-            command = str(mapping(call.input).get("command"))
-            events.append(self._make.ran(command, item.get("exitCode"), str(said or "")))
-        elif call.kind == "fileChange" and not whole.failed:
-            events += [self._make.changed(path, how) for path, how in changed_files(item, self._root)]
-        output = result_of(call, item, whole.failed) if shown is None else shown
-        return [*events, self._make.result(id, call.name, output, failed=is_error)]
-
-    def unseen(self, id: str) -> tuple[OpenCall, bool] | None:
-        """A call whose result others are still to see, and whether it failed; None where there is none."""
-        whole = self._unseen.get(id)
-        return (whole.call, whole.failed) if whole is not None else None
-
-    def seen(self, id: str, shown: str | None, is_error: bool) -> list[AgentEvent]:
-        """Others have seen a result: what the model is shown in its place, None for the result as it is."""
-        whole = self._unseen.pop(id, None)
-        return self._told(id, whole, shown, is_error) if whole is not None else []
-
-    def _hooked(self, params: dict[str, Any]) -> list[AgentEvent]:
-        """A hook that failed: the model was shown the result as it is, so nothing else is told."""
-        run = mapping(params.get("run"))
-        id = str(run.get("id")).rpartition(":")[2]
-        is_failed = run.get("eventName") == "postToolUse" and run.get("status") == "failed"
-        whole = self._unseen.pop(id, None) if is_failed else None
-        return self._told(id, whole, None, whole.failed) if whole is not None else []
+    def _ended(self, call: OpenCall, item: dict[str, Any]) -> list[AgentEvent]:
+        failed = item.get("status") in ("failed", "declined") or item.get("success") is False
+        is_command = call.kind == "commandExecution" and item.get("status") != "declined"
+        ran = (item.get("exitCode"), item.get("aggregatedOutput")) if is_command else None
+        changes = changed_files(item, self._root) if call.kind == "fileChange" and not failed else ()
+        return self.calls.end(call.id, result_of(call, item, failed), failed=failed, ran=ran, changes=changes)
 
     # Ends -------------------------------------------------------------------------------------------------------------
 
@@ -239,14 +173,6 @@ class EventReader(BaseReader):
         self._trouble = {}
         return []
 
-    def close(self) -> list[AgentEvent]:
-        """Return what is still to be told: results that nobody saw, and of open calls."""
-        left, self.calls = self.calls, {}
-        unseen, self._unseen = self._unseen, {}
-        held = [event for id, whole in unseen.items() for event in self._told(id, whole, UNSEEN, True)]
-        words = {id: self.hidden.pop(id, CUT_SHORT) for id in left}
-        return held + [self._make.result(id, call.name, words[id], failed=True) for id, call in left.items()]
-
     def _plan(self, params: dict[str, Any]) -> list[AgentEvent]:
         return [self._make.carried("task", {"plan": params.get("plan")}, "the agent told its plan")]
 
@@ -264,7 +190,6 @@ class EventReader(BaseReader):
         "item/reasoning/summaryTextDelta": _thought,
         "item/reasoning/textDelta": _thought,
         "item/commandExecution/outputDelta": _written,
-        "hook/completed": _hooked,
         "item/started": _begun,
         "item/completed": _whole,
         USED: _used,

@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
-import msgspec
-
-from backplane.agents.codex import hooked
+from backplane.agents import hook
+from backplane.agents.hooked import COMMAND
 from backplane.agents.options import Codex as Options
 from backplane.agents.order import (
     asked_at,
@@ -20,6 +19,7 @@ from backplane.agents.order import (
     place_of,
     read_conversation,
     server_rows,
+    toml,
 )
 from backplane.agents.program import Started
 from backplane.errors import BackendError
@@ -43,6 +43,12 @@ FEATURES: Final = {
     "default_mode_request_user_input": True,
 }  # fmt: skip
 
+HOOK: Final = (
+    f"hooks.PreToolUse=[{{matcher='Bash|mcp__.*',hooks=[{{type='command',command={toml(COMMAND)},"
+    f"timeout={hook.ANSWER_S_MAX + 40}}}]}}]"
+)
+"""The setting that makes it ask us before a command or a server's tool; a patch it asks about by itself."""
+
 SETTINGS: Final = ("effort", "summary", "system", "verbosity")
 """What an order may set under `config.vendor.codex`."""
 
@@ -51,11 +57,10 @@ def start(options: Options, run: Given, state: str) -> Started:
     """What is started for an order. Raises ConfigError, BackendError."""
     place = place_of(run, state, own=options.own_state, conversations="sessions/*/*/*/*{}.jsonl*")
     env = environment_of(run, place, {"CODEX_HOME": place.config})
-    program, hooks = found(options.program, options.install, env), hooks_of(run, options)
-    settings: tuple[str, ...] = QUIET
-    if hooks.before:
-        settings += hooked.settings(after=hooks.after)
-        env[hooked.SOCKET] = os.path.join(state, "hooks")
+    program, settings = found(options.program, options.install, env), [*QUIET]
+    if needs_hook(run, options):
+        settings.append(HOOK)
+        env[hook.SOCKET] = os.path.join(state, "hooks")
     return (program, "app-server", *(word for setting in settings for word in ("-c", setting))), env
 
 
@@ -86,16 +91,15 @@ def settings_of(run: Given, options: Options, env: dict[str, str]) -> dict[str, 
     own, profile = own_settings(run, "codex", SETTINGS), run.policy.profile
     networked = bool(profile.allow_network or profile.deny_network)
     asked_first = run.policy.decide_tool_call("web_search", {}, root=run.order.workspace.root).allowed != "allow"
-    after = hooks_of(run, options).after
     made: dict[str, Any] = {
         # Asked of nobody: the search runs at the model's service, and pictures are read by the agent itself.
         "suppress_unstable_features_warning": True,
-        "features": {**FEATURES, "view_image": not (profile.deny_read or after)},
+        "features": {**FEATURES, "view_image": not profile.deny_read},
         # A user's profile is no part of the order, and may take its time.
         "allow_login_shell": False,
         # Its commands need no key of its model's service.
         "shell_environment_policy": {"exclude": [options.key_env]} if options.key_env else None,
-        "web_search": "disabled" if networked or asked_first or after else "live",
+        "web_search": "disabled" if networked or asked_first else "live",
         "mcp_servers": mcp_servers(run, options),
         "model_reasoning_effort": own.get("effort"),
         "model_reasoning_summary": own.get("summary"),
@@ -130,30 +134,16 @@ def mcp_servers(run: Given, options: Options) -> dict[str, Any]:
     }
 
 
-class HookNeeds(msgspec.Struct, frozen=True):
-    """Which hooks the agent needs, so that ours have their effect."""
+def needs_hook(run: Given, options: Options) -> bool:
+    """Return True if each command has to be asked about: Codex runs those that it holds for harmless unasked.
 
-    before: bool
-    """True if a hook may change a tool's input, or a limit of the order may forbid the next call."""
-    after: bool
-    """Somebody is to see results before the model does."""
-
-
-def hooks_of(run: Given, options: Options) -> HookNeeds:
-    """What the order's hooks ask for. Raises BackendError: `capability_unsupported`, they could not be kept."""
+    A hook of the order may refuse one, a person may, and after the last turn or dollar no further one may run.
+    """
     events = {row.get("event") for row in run.order.abp("hooks") or () if isinstance(row, dict)}
-    after = "post_tool" in events
-    # By its own rules it runs some commands unasked, and then goes on before a limit that is reached can end it.
-    is_limited = run.order.config.max_turns is not None or run.order.config.max_budget_usd is not None
-    before = "pre_tool" in events or bool(run.policy.profile.require_approval_for) or is_limited
-    lost = (
-        (options.own_state, "nothing is put into a user's own settings"),
-        (bool(server_rows(run, options.mcp_servers)), "this agent asks nobody about a server's tool that failed"),
-        (run.order.abp("mode") == "passthrough", "its messages are passed through before anybody has seen them"),
-        (bool(run.policy.profile.deny_read), "a command that says nothing before its end does not show what it reads"),
-    )
-    facts = [fact for is_so, fact in lost if is_so] if after else []
-    if facts:
-        fix = "take either out, or another backend"
-        raise BackendError("capability_unsupported", f"hooks after tools: {facts[0]}; {fix}")
-    return HookNeeds(after or (before and not options.own_state), after)
+    if "post_tool" in events:
+        fact = "a hook after tools would have no effect: this agent shows its model a result before anybody is asked"
+        raise BackendError("capability_unsupported", fact, hint="leave it out, or take another backend")
+    config = run.order.config
+    is_limited = config.max_turns is not None or config.max_budget_usd is not None
+    is_asked = "pre_tool" in events or bool(run.policy.profile.require_approval_for)
+    return (is_asked or is_limited) and not options.own_state

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio.abc
 
+from backplane.agents.calls import OpenCall
 from backplane.agents.copilot.reader import EVENT, EventReader
 from backplane.agents.copilot.start import address_of, model_of
 from backplane.agents.events import mapping
+from backplane.agents.gate import ToolRequest
 from backplane.agents.options import Copilot
 from backplane.agents.order import own_settings, require_price, server_rows, shows_results
 from backplane.agents.program import BegunProgram
-from backplane.agents.reader import OpenCall
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, id_of
 from backplane.agents.spec import spec_in_words
@@ -127,24 +128,26 @@ class Agent(BaseAgent):
 
     async def _before(self, tool: str, input: Json) -> Json:
         """Decide about a call before it runs."""
-        call = self.reader.find(tool, input, decided=False) or OpenCall(tool, self.reader.name(tool), input)
-        refused = await self.session.decide_open(call, takes_input=True)
-        if refused is not None:
-            return {"permissionDecision": "deny", "permissionDecisionReason": refused}
-        changed = {} if call.input == input else {"modifiedArgs": call.input}
+        call = self.reader.find(tool, input, decided=False) or OpenCall("", tool, self.reader.name(tool), input)
+        verdict = await self.session.gate.decide(_request(call))
+        if verdict.refused is not None:
+            return {"permissionDecision": "deny", "permissionDecisionReason": verdict.refused}
+        changed = {} if verdict.input == input else {"modifiedArgs": verdict.input}
         return {"permissionDecision": "allow", **changed}
 
     async def _after(self, input: dict[str, Any]) -> Json:
         """Let those look at a result who are to see it before the model does."""
         call = self.reader.find(str(input.get("toolName")), input.get("toolArgs"), decided=True)
-        if call is None or call.denied is not None:
+        if call is None:
             return {}
         result = mapping(input.get("toolResult")) or {
             "textResultForLlm": str(input.get("error")),
             "resultType": "failure",
         }
         text, is_failed = str(result.get("textResultForLlm") or ""), result.get("resultType") != "success"
-        shown, is_error = await self.session.run.shown(call.name, call.input, text, id=call.id, is_error=is_failed)
+        shown, is_error = await self.session.run.shown(
+            call.name, self.reader.calls.input_of(call), text, id=call.id, is_error=is_failed
+        )
         call.shown = (str(shown), is_error)
         if (shown, is_error) == (text, is_failed):
             return {}
@@ -154,17 +157,21 @@ class Agent(BaseAgent):
     async def _permit(self, asked: dict[str, Any]) -> None:
         """Answer for a permission that no hook was asked about: a call that was allowed may do what it needs."""
         request = mapping(asked.get("permissionRequest"))
-        call = self.reader.calls.get(str(request.get("toolCallId")))
+        call = self.reader.calls.open.get(str(request.get("toolCallId")))
         if call is None:
             refused: str | None = f"this run grants no {str(request.get('kind'))[:40]} beside its tools' calls"
         else:
-            refused = await self.session.decide_open(call, takes_input=True)
+            refused = (await self.session.gate.decide(_request(call))).refused
         result = APPROVED if refused is None else {"kind": "reject", "feedback": refused}
         params = {"sessionId": self._id, "requestId": asked.get("requestId"), "result": result}
         await self.pipe.call("session.permissions.handlePendingPermissionRequest", params, timeout_s=self.answer_s)
 
     def raw(self) -> dict[str, Json]:
         return {"session_id": self._id, "version": self._version, "requests": self.reader.spent.requests}
+
+
+def _request(call: OpenCall) -> ToolRequest:
+    return ToolRequest(id=call.id, tool=call.tool, name=call.name, input=call.input, takes_input=True)
 
 
 def image_block(media_type: str, data: str) -> Json:

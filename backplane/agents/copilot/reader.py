@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
+from backplane.agents.calls import OpenCall
 from backplane.agents.events import mapping, mappings
 from backplane.agents.reader import EventReader as BaseReader
-from backplane.agents.reader import OpenCall, counts_of
+from backplane.agents.reader import counts_of
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.dialects.ir import TokenCounts
@@ -111,45 +112,37 @@ class EventReader(BaseReader):
 
     def _started(self, data: dict[str, Any]) -> list[AgentEvent]:
         id, tool = str(data.get("toolCallId")), str(data.get("toolName"))
-        call, parent = OpenCall(tool, self._name(tool, data), data.get("arguments"), id), data.get("parentToolCallId")
-        return self._call(id, call.name, call, parent if isinstance(parent, str) else None)
+        parent = data.get("parentToolCallId")
+        call = OpenCall(id, tool, self._name(tool, data), data.get("arguments"))
+        return self._call(call, parent if isinstance(parent, str) else None)
 
     def find(self, tool: str, input: Json, *, decided: bool) -> OpenCall | None:
         """Return the open call that a question is about, which names the tool and its input alone."""
-        return next(
-            (call for call in self.calls.values()
-             if (call.tool, call.input, call.is_decided) == (tool, input, decided) and call.shown is None),
-            None,
-        )  # fmt: skip
+        for id, call in self.calls.open.items():
+            is_decided, is_same = id in self.calls.verdicts, (call.tool, self.calls.input_of(call)) == (tool, input)
+            if is_same and is_decided == decided and call.shown is None:
+                return call
+        return None
 
     def _written(self, data: dict[str, Any]) -> list[AgentEvent]:
-        return self._output(data.get("text"))
+        return self.calls.output(data.get("text"))
 
     def _ended(self, data: dict[str, Any]) -> list[AgentEvent]:
-        id = str(data.get("toolCallId"))
-        call = self.calls.pop(id, None)
-        if call is None:
-            return []
-        failed, error = data.get("success") is not True, mapping(data.get("error"))
-        if call.denied is not None or error.get("code") == "denied":
-            said = f"policy_denied: {call.denied or error.get('message')}"
-            return [self._make.result(id, call.name, said, failed=True)]
-        shown, failed = call.shown or (None, failed)
-        result = mapping(data.get("result"))
+        id, error, result = str(data.get("toolCallId")), mapping(data.get("error")), mapping(data.get("result"))
         output = error.get("message") if error else result.get("content")
-        events = [
-            self._make.changed(str(edit["path"]), str(edit.get("kind")))
+        if error.get("code") == "denied":
+            return self.calls.end(id, f"policy_denied: {output}", failed=True)
+        changes = [
+            (str(edit["path"]), str(edit.get("kind")))
             for edit in mappings(data.get("fileEdits"))
             if isinstance(edit.get("path"), str)
         ]
-        command = mapping(call.input).get("command")
-        if "shellExecution" in data and isinstance(command, str):
+        ran = None
+        if "shellExecution" in data:
             ends = [one for one in mappings(result.get("contents")) if one.get("type") == "shell_exit"]
             text = ends[0].get("outputPreview") if ends else output
-            code = mapping(data["shellExecution"]).get("exitCode")
-            events.append(self._make.ran(command, code, str(text or "") if shown is None else shown))
-            failed = failed or (call.shown is None and bool(code))
-        return [*events, self._make.result(id, call.name, output if shown is None else shown, failed=failed)]
+            ran = (mapping(data["shellExecution"]).get("exitCode"), text)
+        return self.calls.end(id, output, failed=data.get("success") is not True, ran=ran, changes=changes)
 
     def close(self) -> list[AgentEvent]:
         """Return what is still to be told: what the last request took, and results of open calls."""

@@ -13,6 +13,7 @@ import anyio.abc
 
 from backplane.agents import hook
 from backplane.agents.events import mapping, mappings
+from backplane.agents.gate import ToolRequest
 from backplane.agents.hooked import Hooked
 from backplane.agents.kimi.reader import EventReader
 from backplane.agents.kimi.server import KimiServer
@@ -20,7 +21,6 @@ from backplane.agents.kimi.start import MODEL, secrets_of
 from backplane.agents.options import Kimi
 from backplane.agents.order import folders_of, keep_name, own_settings
 from backplane.agents.program import BegunProgram
-from backplane.agents.reader import OpenCall
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, id_of
 from backplane.agents.spec import spec_in_words
@@ -152,8 +152,8 @@ class Agent(BaseAgent):
         for event in self.reader.call(id, tool, input):
             await self.session.run.emit(event)
         self.session.hold_limits()
-        call = self.reader.calls.get(id) or OpenCall(tool, self.reader.name(tool), input, id)
-        return await self.session.decide_open(call)
+        request = ToolRequest(id=id, tool=tool, name=self.reader.name(tool), input=input)
+        return (await self.session.gate.decide(request)).refused
 
     async def _permit(self, asked: dict[str, Any]) -> None:
         """Answer for an approval: what was decided at the call's hook holds; it is asked here where that could not."""

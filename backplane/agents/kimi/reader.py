@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
-from backplane.agents.events import CALLS_MAX, is_count, mapping
+from backplane.agents.calls import OpenCall, read_exit
+from backplane.agents.events import is_count, mapping
 from backplane.agents.reader import EventReader as BaseReader
-from backplane.agents.reader import OpenCall, TurnFailure, counts_of
+from backplane.agents.reader import TurnFailure, counts_of
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.protocol.jsonrpc import Notification
@@ -118,33 +119,24 @@ class EventReader(BaseReader):
         """Tell a call, once."""
         if id in self._told:
             return []
-        if len(self._told) < CALLS_MAX:
-            self._told.add(id)
+        self._told.add(id)
         self.goes_on = True  # Known before the call runs; the step says it again when its calls are over.
         said = self._message()
-        return [*said, *self._call(id, self.name(tool), OpenCall(tool, self.name(tool), input, id))]
+        return [*said, *self._call(OpenCall(id, tool, self.name(tool), input))]
 
     def _written(self, data: dict[str, Any]) -> list[AgentEvent]:
-        return self._output(mapping(data.get("update")).get("text"))
+        return self.calls.output(mapping(data.get("update")).get("text"))
 
     def _ended(self, data: dict[str, Any]) -> list[AgentEvent]:
         id = str(data.get("toolCallId"))
-        call = self.calls.pop(id, None)
+        call, failed, output = self.calls.open.get(id), data.get("isError") is True, data.get("output")
         if call is None:
             return []
-        failed, output = data.get("isError") is True, data.get("output")
-        if call.denied is not None:
-            return [self._make.result(id, call.name, f"policy_denied: {call.denied}", failed=True)]
-        events: list[AgentEvent] = []
-        input = mapping(call.input)
-        if call.tool == "Bash" and isinstance(input.get("command"), str):
-            text = output if isinstance(output, str) else ""
-            code = _CODE.search(text) if failed else None
-            text = text[: code.start()] if code is not None else text
-            events.append(self._make.ran(input["command"], int(code[1]) if code else None if failed else 0, text))
-        elif call.name in _WRITING and not failed and isinstance(input.get("path"), str):
-            events.append(self._make.changed(input["path"], f"{call.name} by the agent"))
-        return [*events, self._make.result(id, call.name, output, failed=failed)]
+        is_command, path = call.tool == "Bash", mapping(call.input).get("path")
+        ran = read_exit(_CODE, str(output or ""), failed=failed) if is_command else None
+        is_change = call.name in _WRITING and not failed and isinstance(path, str)
+        changes = [(str(path), f"{call.name} by the agent")] if is_change else []
+        return self.calls.end(id, output, failed=failed, ran=ran, changes=changes)
 
     # Ends -------------------------------------------------------------------------------------------------------------
 

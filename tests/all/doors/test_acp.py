@@ -130,7 +130,7 @@ def test_a_question_without_a_call_before_it_tells_the_call() -> None:
     told = new_reader()
     asked, events = told.asked({"toolCallId": "write_file__call_1", "kind": "execute", "title": "make all"})
     assert kinds(events) == ["ToolCall"]
-    assert (told.name_of(asked), asked.command) == ("write_file", "make all")
+    assert (told.name_of(asked), asked.input["command"]) == ("write_file", "make all")
     (result,) = told.deny(asked, "no")
     assert isinstance(result, ToolResult)
     assert result.is_error

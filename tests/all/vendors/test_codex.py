@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from typing import Any
 
@@ -13,10 +12,9 @@ from backplane.agents.codex.agent import SERVERS_S
 from backplane.contract.approval import Decision
 from backplane.contract.events import Approval, ToolCall, ToolResult, Warned
 from backplane.contract.work import PolicyProfile
-from backplane.runtime.hook_calls import HookCall
 from backplane.runtime.hooks import Hook
 from backplane.testing import Call, Turn
-from tests.all.vendors.cases import ALIVE, CASES, IN_WORDS, LOOP, MODEL, TEXT_STOPPED, UNANSWERED, of
+from tests.all.vendors.cases import ALIVE, CASES, CHANGED, IN_WORDS, LOOP, MODEL, TEXT_STOPPED, UNANSWERED, of
 from tests.all.vendors.found import vendor
 from tests.all.vendors.ground import Agent, Ground, Seen, house
 
@@ -38,7 +36,12 @@ class Codex(Agent):
         self.env: dict[str, str] = {}
         self.patient = {"options": {"retries": 10}}
         shape = dict.fromkeys((f"structured output {what}" for what in ("right", "wrong", "absent")), SHAPED)
-        self.labels = {"max turns": "emulated: the host counts answers and stops the turn", **shape, **IN_WORDS}
+        self.labels = {
+            CHANGED: "refused: the agent takes no other input than its own, so the call does not run",
+            "max turns": "emulated: the host counts answers and stops the turn",
+            **shape,
+            **IN_WORDS,
+        }
 
     def options(self, url: str) -> dict[str, Any]:
         return {"program": vendor("codex"), "base_url": f"{url}/v1", "retries": 1, "model": "gpt-5.5"}
@@ -89,22 +92,6 @@ def asks(name: str, input: Any, **more: Any) -> Turn:
     return Turn(calls=(Call(name=name, input=input, **more),))
 
 
-async def modified(ask: Approval) -> Decision:
-    return Decision(decision="modify", input={"command": "echo other > other.txt"})
-
-
-async def test_what_a_command_has_beside_it_cannot_be_changed(ground: Ground) -> None:
-    (ground.root / "deep").mkdir()
-    call = {"cmd": "echo first > first.txt", "workdir": "deep"}
-    seen = await ground.play(
-        [asks("exec_command", call), Turn(text="done")],
-        on_ask=modified,
-        policy=PolicyProfile(require_approval_for=("bash",)),
-    )
-    assert seen.patch == ""
-    assert "its folder" in str(seen.of(ToolResult)[0].output)
-
-
 async def test_a_changed_patch_is_not_made_at_all(ground: Ground) -> None:
     async def answer(ask: Approval) -> Decision:
         return Decision(decision="modify", input={"changes": []})
@@ -115,37 +102,21 @@ async def test_a_changed_patch_is_not_made_at_all(ground: Ground) -> None:
     assert "takes no other input" in str(seen.of(ToolResult)[0].output)
 
 
-async def test_a_long_command_says_nothing_before_somebody_has_seen_it(ground: Ground) -> None:
-    fifo = ground.root.parent / "fifo"
-    os.mkfifo(fifo)
-    call = {"cmd": f"echo walrus; cat {fifo}", "yield_time_ms": 250}
-
-    def answer(call: HookCall) -> Decision:
-        raise AssertionError("the command has not ended")
-
-    turns = [asks("exec_command", call), Turn(text="done")]
-    seen = await ground.play(turns, hooks=(Hook("post_tool", answer),))
-    assert "running" in last_result(seen)
-    assert "walrus" not in last_result(seen)
-    assert not any("walrus" in str(event) for event in seen.events if not isinstance(event, ToolCall | Approval))
-
-
-@pytest.mark.parametrize(
-    ("order", "fact"),
-    [
-        ({"policy": PolicyProfile(deny_read=("**/*.pem",))}, "what it reads"),
-        ({"abp": {"mode": "passthrough"}}, "passed through"),
-        ({"abp": {"mcp_servers": [{"name": "house", "command": "true"}]}}, "tool that failed"),
-        ({"options": {"own_state": True}}, "own settings"),
-    ],
-)
-async def test_a_hook_after_tools_is_refused_where_a_result_could_pass_it_by(
-    order: dict[str, Any], fact: str, ground: Ground
-) -> None:
-    seen = await ground.play([Turn(text="x")], hooks=(Hook("post_tool", ["true"]),), **order)
+async def test_a_hook_after_tools_is_refused(ground: Ground) -> None:
+    seen = await ground.play([Turn(text="x")], hooks=(Hook("post_tool", ["true"]),))
     assert (seen.receipt.outcome, seen.end["code"]) == ("failed", "capability_unsupported")
-    assert fact in str(seen.run.error)
     assert seen.server.requests == ()
+
+
+async def test_a_hook_before_tools_stops_a_command_that_the_agent_holds_for_harmless(ground: Ground) -> None:
+    (ground.root / "deep").mkdir()
+    hook = Hook("pre_tool", lambda call: Decision("deny", "not this one"))
+    call = {"cmd": "cat ../a.txt", "workdir": "deep"}
+    seen = await ground.play([asks("exec_command", call), Turn(text="done")], hooks=(hook,))
+    assert [event.input["command"] for event in seen.of(ToolCall)] == ["cat ../a.txt"]
+    assert [(event.is_error, "not this one" in str(event.output)) for event in seen.of(ToolResult)] == [(True, True)]
+    assert "not this one" in last_result(seen)
+    assert seen.receipt.usage_raw["backplane"]["calls"]["denied"] == 1
 
 
 async def test_hooks_of_the_workspace_get_no_trust_beside_ours(ground: Ground) -> None:
@@ -155,7 +126,7 @@ async def test_hooks_of_the_workspace_get_no_trust_beside_ours(ground: Ground) -
         json.dumps({"hooks": {"PreToolUse": [theirs], "SessionStart": [theirs]}})
     )
     seen = await ground.play(
-        [ground.agent.runs("true"), Turn(text="done")], hooks=(Hook("post_tool", lambda call: None),)
+        [ground.agent.runs("true"), Turn(text="done")], hooks=(Hook("pre_tool", lambda call: None),)
     )
     assert seen.receipt.outcome == "complete"
     assert "theirs.txt" not in seen.patch
