@@ -260,23 +260,33 @@ class EventReader(BaseReader):
     def _results(self, message: dict[str, Any]) -> list[AgentEvent]:
         blocks = mappings(mapping(message.get("message")).get("content"))
         results = [block for block in blocks if block.get("type") == "tool_result"]
-        return [event for block in results for event in self._ended(block, message.get("tool_use_result"))]
+        rows = mappings(message.get("tool_result_meta"))
+        unrun = {row.get("id") for row in rows if row.get("non_execution_kind") is not None}
+        return [
+            event
+            for block in results
+            for event in self._ended(
+                block, message.get("tool_use_result"), has_run=block.get("tool_use_id") not in unrun
+            )
+        ]
 
-    def _ended(self, block: dict[str, Any], details: Json) -> list[AgentEvent]:
+    def _ended(self, block: dict[str, Any], details: Json, *, has_run: bool) -> list[AgentEvent]:
         id = str(block.get("tool_use_id"))
         call = self.calls.open.get(id)
         if call is None:
             return []
         failed, output, input = block.get("is_error") is True, said(block.get("content")), self.calls.input_of(call)
+        if not has_run:
+            return self.calls.end(id, f"policy_denied: a check of the agent's own: {output}", failed=True)
         code, text = read_exit(_EXIT, output, failed=failed)
         # A command that goes on, or was cut off, has no code yet.
         if not failed and (mapping(details).get("interrupted") is True or "backgroundTaskId" in mapping(details)):
             code = None
-        has_run = call.tool == COMMAND and (code is not None or isinstance(details, dict))
+        is_command = call.tool == COMMAND and (code is not None or isinstance(details, dict))
         path = mapping(input).get(WRITING.get(call.tool, ""))
         how = str(mapping(details).get("type") or call.tool.lower())
         changes = [(path, how)] if isinstance(path, str) and not failed else []
-        return self.calls.end(id, output, failed=failed, ran=(code, text) if has_run else None, changes=changes)
+        return self.calls.end(id, output, failed=failed, ran=(code, text) if is_command else None, changes=changes)
 
     # Tokens -----------------------------------------------------------------------------------------------------------
 

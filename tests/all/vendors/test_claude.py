@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from backplane.contract.events import CommandExecuted, TaskReported, ToolCall, ToolResult, Warned
+from backplane.contract.work import PolicyProfile
 from backplane.testing import Call, Fault, Turn, When
 from tests.all.vendors.cases import CASES, SCHEMA
 from tests.all.vendors.found import vendor
@@ -157,6 +158,15 @@ async def test_a_refused_key_is_told_at_once_though_the_agent_would_ask_again(gr
     seen = await ground.play([turn], **ground.agent.patient)
     assert (seen.receipt.outcome, seen.codes[-1:]) == ("failed", ["backend_auth_failed"])
     assert len(seen.server.requests) < 4
+
+
+async def test_a_command_that_a_check_of_the_agent_refuses_is_reported_as_denied(ground: Ground) -> None:
+    (ground.root / ".env").write_text("KEY=walrus\n")
+    turns = [ground.agent.runs("cat .env"), Turn(text="done")]
+    seen = await ground.play(turns, policy=PolicyProfile(deny_read=("**/.env",)))
+    assert [str(event.output).partition(":")[0] for event in seen.of(ToolResult)] == ["policy_denied"]
+    assert not seen.of(CommandExecuted)
+    assert "walrus" not in last_result(seen)
 
 
 async def test_a_limit_of_nothing_ends_the_run_before_the_program_starts(ground: Ground) -> None:
