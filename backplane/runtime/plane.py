@@ -220,7 +220,8 @@ class ControlPlane:
                     chosen = await anyio.to_thread.run_sync(self.find_backend, named)
                 else:
                     chosen = self.find_backend(named)
-                limits = limits_of(given.get("limits") or chosen.limits, self.settings.limits, given.get("timeout"))
+                limits = chosen.limits or self.settings.limits
+                limits = limits_of(given.get("limits"), limits, given.get("timeout"))
                 await self._slots.acquire(rank_of(asked.get("route")))
             except Exception as error:
                 raise unforeseen(error) from error
@@ -304,8 +305,8 @@ class ControlPlane:
             why: the reason of a cancellation as text, or the error that ended the run.
             added: as in `start`.
         """
-        limits = limits_of(backend.limits, self.settings.limits, None)
-        run = Run(self, order, backend, None, limits, await id_of(self.state_folder, run_id))
+        limits, run_id = backend.limits or self.settings.limits, await id_of(self.state_folder, run_id)
+        run = Run(self, order, backend, None, limits, run_id)
         run.facts.added.update(added)
         await run.drive.end_unstarted(why)
         return run
