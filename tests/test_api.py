@@ -316,7 +316,7 @@ async def test_a_turn_takes_the_options_of_a_run(backplane_home: Path, tmp_path:
             first = await session.run("How much?", tools=[price], on_event=seen.append, **limits)
             second = await session.run("And now?")
             with pytest.raises(TypeError, match="max_budget"):
-                await session.run("x", max_budget=1)  # type: ignore[call-arg]
+                await session.run("x", max_budget=1)  # type: ignore[call-overload]
     assert (first.check().text, second.check().text) == ("Four.", "No tool.")
     assert first.receipt is not None
     assert list(map(type, seen)) == list(map(type, first.receipt.trace))

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Unpack, overload
 
 import anyio
 import anyio.to_thread
@@ -53,7 +53,7 @@ from backplane.providers.turns import (
 from backplane.runtime.functions import served
 from backplane.runtime.options import OnEvent, RunOptions, WaitOptions, check_callbacks, check_names, hand_event
 from backplane.runtime.orders import answer_of, make_order, read_policy
-from backplane.runtime.run import Run
+from backplane.runtime.run import Run, ValueT
 
 if TYPE_CHECKING:
     from backplane.providers.registry import Provider, ProviderCapabilities
@@ -68,7 +68,7 @@ _SAID: Final[Any] = (
 """The same for `msgspec.convert`."""
 
 
-class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
+class TurnOutcome(msgspec.Struct, Generic[ValueT], frozen=True, kw_only=True):
     """The end of a turn: the last value of a session's stream."""
 
     message: AgentMessage
@@ -89,15 +89,16 @@ class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.message.content
 
     @property
-    def value(self) -> Any:
-        """The structured answer, as the `output` type that was asked for; None when none was given.
+    def value(self) -> ValueT:
+        """The structured answer, as the `output` type that was asked for; None if there is none.
 
         Raises:
-            ConfigError: `validation_failed`, the answer is none of that type.
+            ConfigError: `validation_failed`, the answer is not of that type.
         """
-        return None if self.receipt is None else answer_of(self.receipt, self.output)
+        value: ValueT = answer_of(self.receipt, self.output) if self.receipt is not None else None  # type: ignore[assignment]
+        return value
 
-    def check(self) -> TurnOutcome:
+    def check(self) -> TurnOutcome[ValueT]:
         """Return this turn if it did not fail. Raises ProviderError, a BackplaneError with a hint."""
         if self.error is not None:
             raise self.error
@@ -331,7 +332,13 @@ class Session:
             message=turn.transcript.last(), stop_reason="tool_use", usage=TokenUsage(), receipt=None, output=turn.output
         )
 
-    async def run(self, message: Said, **given: Unpack[TurnOptions]) -> TurnOutcome:
+    @overload
+    async def run(
+        self, message: Said, *, output: type[ValueT], **given: Unpack[WaitOptions]
+    ) -> TurnOutcome[ValueT]: ...
+    @overload
+    async def run(self, message: Said, **given: Unpack[TurnOptions]) -> TurnOutcome: ...
+    async def run(self, message: Said, **given: Any) -> TurnOutcome[Any]:
         """Send a message and wait for the end of the turn; arguments and errors as `send_message`."""
         last = [event async for event in self.send_message(message, **given) if isinstance(event, TurnOutcome)]
         return last[0]

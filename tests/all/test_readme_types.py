@@ -34,18 +34,20 @@ SHOWN = """
 from dataclasses import dataclass
 from backplane import ControlPlane, run, start
 from backplane.api import TaskRouter
+from backplane.providers import Session
 @dataclass
 class Review:
     ok: bool
-async def shown(plane: ControlPlane) -> None:
+async def shown(plane: ControlPlane, session: Session) -> None:
     async with start("t", output=Review, timeout=3) as a, plane.start("t", "shell", output=Review, max_turns=1) as b:
         reveal_type(a.value)
         reveal_type(b.value)
     reveal_type((await TaskRouter(plane).run("t", output=Review, type="custom")).value)
+    reveal_type((await session.run("t", output=Review, max_turns=1)).check().value)
     reveal_type(run("t", output=Review, on_event=print).check().value)
     reveal_type(run("t", output={"type": "object"}).value)
 """
-VALUES = ["Review", "Review", "Review", "Review", "Any"]
+VALUES = ["Review", "Review", "Review", "Review", "Review", "Any"]
 
 
 def test_the_answer_of_a_run_has_the_type_that_was_asked_for(tmp_path: Path) -> None:

@@ -312,7 +312,7 @@ async def test_a_turns_answer_has_the_shape_that_was_asked_for(ground: Ground) -
             assert (await session.run("and in words?")).check().value is None
             assert (await session.run("and a screw?", output={"type": "object"})).value == {"usd": 1}
             with pytest.raises(TypeError, match="'modell'"):
-                await session.run("x", modell="m")  # type: ignore[call-arg]
+                await session.run("x", modell="m")  # type: ignore[call-overload]
 
 
 async def test_what_a_turn_costs_is_bounded(ground: Ground) -> None:
