@@ -21,7 +21,6 @@ from backplane.contract.work import PolicyProfile
 from backplane.errors import ConfigError, PolicyError, StoreError, require_type
 
 FILE_NAME: Final = "backplane.toml"
-
 PREFIX: Final = "BACKPLANE_"
 
 SECONDS_MAX: Final = 31_536_000.0
@@ -303,8 +302,8 @@ def find_file(environ: Environ, cwd: Path) -> Path | None:
     """Return the path of the configuration file: `$BACKPLANE_CONFIG`, `./backplane.toml`, the user's, or None."""
     if environ.get(PREFIX + "CONFIG"):
         return cwd / environ[PREFIX + "CONFIG"]
-    folder = _absolute(environ, "XDG_CONFIG_HOME") or user_folder(environ) / ".config"
-    return next(filter(os.path.lexists, (cwd / FILE_NAME, folder / "backplane" / FILE_NAME)), None)
+    users = _xdg(environ, "XDG_CONFIG_HOME", ".config") / FILE_NAME
+    return next(filter(os.path.lexists, (cwd / FILE_NAME, users)), None)
 
 
 def parse(data: bytes, *, source: str, folder: Path) -> Settings:
@@ -422,11 +421,9 @@ def read_toml(data: bytes) -> dict[str, Any]:
 
 def _key_place(key: str | None, folder: Path) -> str | None:
     """Make the path of a key file absolute; return a key itself unchanged."""
-    is_key = key is None or key.lstrip().startswith("-----BEGIN") or _KEY.fullmatch(key) is not None
-    return key if key is None or is_key else str(folder / key)
-
-
-_KEY: Final = re.compile(r"[0-9a-fA-F]{64}")
+    if key is None or key.lstrip().startswith("-----BEGIN") or re.fullmatch(r"[0-9a-fA-F]{64}", key):
+        return key
+    return str(folder / key)
 
 
 def _policy_place(policy: str | PolicyProfile | None, folder: Path) -> str | PolicyProfile | None:
@@ -483,8 +480,7 @@ def home_path(environ: Environ) -> Path:
     """Return the path of the state folder, without creating it."""
     if environ.get(PREFIX + "HOME"):
         return Path(os.path.expanduser(environ[PREFIX + "HOME"])).absolute()
-    folder = _absolute(environ, "XDG_STATE_HOME") or user_folder(environ) / ".local" / "state"
-    return folder / "backplane"
+    return _xdg(environ, "XDG_STATE_HOME", ".local/state")
 
 
 def user_folder(environ: Environ) -> Path:
@@ -498,10 +494,10 @@ def user_folder(environ: Environ) -> Path:
         return Path("/")
 
 
-def _absolute(environ: Environ, name: str) -> Path | None:
-    """Return the path in an XDG variable; None if the path is not absolute, because XDG ignores such paths."""
+def _xdg(environ: Environ, name: str, usual: str) -> Path:
+    """Return our folder in that of an XDG variable; XDG ignores a variable whose path is not absolute."""
     value = environ.get(name, "")
-    return Path(value) if value.startswith("/") else None
+    return (Path(value) if value.startswith("/") else user_folder(environ) / usual) / "backplane"
 
 
 _PASSED_ON: Final = frozenset(
@@ -543,8 +539,7 @@ def _single(name: str, value: str | float, called: str) -> Any:
     except msgspec.ValidationError as error:
         why = explain(error, SINGLE[name]).removesuffix(", got `string`")
         given = "" if " is none of " in why else f" is {str(value)[:80]!r}"
-        fact = f"{called}{given}: {why}"
-        raise ConfigError("config_invalid", fact, hint="see `backplane schema configuration`") from error
+        raise _invalid(f"{called}{given}", why) from error
 
 
 def _with(settings: Settings, given: Mapping[str, Any], cwd: Path) -> Settings:
