@@ -307,8 +307,6 @@ class Drive:
             self._remote.check(hello)
         requirements.check_hello(hello, manifest)
         requirements.give_servers(hello, self.backend, self.limits)
-        if self.approvals.hooks is not None:
-            self.approvals.hooks.check_asks(hello.extensions, self.backend.id)
 
     def _send_order(self, host: HostChannel, hello: wire.Hello, workspace: Workspace | None) -> None:
         """Send the order with the folder to work in, on this or another machine."""

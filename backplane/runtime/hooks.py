@@ -245,16 +245,6 @@ class Hooks:
         self._decisions_chars = 0
         self._missed: Counter[str] = Counter()
 
-    def check_asks(self, extensions: tuple[str, ...], backend_id: str) -> None:
-        """Refuse a host that would never ask. Raises CapabilityError `capability_unsupported`."""
-        if "ask/1" not in extensions:
-            names = ", ".join(repr(hook.name) for hook in self.all)
-            raise CapabilityError(
-                "capability_unsupported",
-                f"{backend_id!r} does not ask before a tool runs (ask/1), so these hooks would never be heard: {names}",
-                hint="leave the hooks out, or choose another backend",
-            )
-
     def of(self, ask: wire.Ask, decided: Decision | None) -> tuple[Hook, ...]:
         """Return the hooks for an ask that the policy did not deny."""
         event = _EVENT_OF.get(ask.kind)

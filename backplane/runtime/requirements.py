@@ -119,12 +119,10 @@ class RunRequirements:
         """
         if hello.heeds is not msgspec.UNSET:
             check_heeded(self._order, hello.heeds, hello.backend.id)
-        if self.checkpoints and "ask/1" not in hello.extensions:
-            raise CapabilityError(
-                "capability_unsupported",
-                f"{self._backend_id!r} does not ask before a tool runs (ask/1), so there is no moment for checkpoints",
-                hint="leave out config.vendor.abp.checkpoints, or choose another backend",
-            )
+        asking = [f"the hook {hook.name!r}" for hook in self._hooks] + ["checkpoints"] * self.checkpoints
+        if asking and "ask/1" not in hello.extensions:
+            fact = f"{self._backend_id!r} does not ask before a tool runs (ask/1), as {', '.join(asking)} would need"
+            raise CapabilityError("capability_unsupported", fact, hint="leave them out, or choose another backend")
         if hello.backends is msgspec.UNSET:
             self.check(whole)
             return
