@@ -7,7 +7,7 @@ codes of the provider interface.
 from __future__ import annotations
 
 import errno
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
@@ -187,6 +187,12 @@ class BackplaneError(Exception):
         evidence: the exit code, the last lines of the child's stderr, or part of a line; not yet escaped for printing.
     """
 
+    codes: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of the codes for which `from_code` makes this type; the first defined type counts."""
+
+    def __init_subclass__(cls, codes: tuple[str, ...] = ()) -> None:
+        cls.codes = codes
+
     def __init__(self, code: str, message: str, *, hint: str | None = None, evidence: str | None = None) -> None:
         super().__init__(code, message)
         known = code in CODES or code in OWN_CODES
@@ -210,64 +216,51 @@ class BackplaneError(Exception):
         return f"{self.code}: {self.message}" + (f"; {self.hint}" if self.hint else "")
 
 
-class ProtocolError(BackplaneError):
+class ProtocolError(BackplaneError, codes=("protocol_",)):
     """The peer broke a rule of the protocol."""
 
 
-class ContractError(BackplaneError):
+class ContractError(BackplaneError, codes=("contract_", "validation_")):
     """A value does not follow the contract."""
 
 
-class BackendError(BackplaneError):
-    """A backend could not be started, or it failed."""
-
-
-class PolicyError(BackplaneError):
+class PolicyError(BackplaneError, codes=("policy_",)):
     """The policy forbids an action, or cannot be read."""
 
 
-class CapabilityError(BackplaneError):
+class CapabilityError(BackplaneError, codes=("capability_",)):
     """The order needs a capability that the backend does not have."""
 
 
-class WorkspaceError(BackplaneError):
+class WorkspaceError(BackplaneError, codes=("workspace_", "execution_workspace_")):
     """Files could not be staged, compared or changed."""
 
 
-class StoreError(BackplaneError):
+class BackendError(BackplaneError, codes=("backend_", "sidecar_", "stream_", "rate_limit_", "circuit_", "execution_")):
+    """A backend could not be started, or it failed."""
+
+
+class StoreError(BackplaneError, codes=("receipt_",)):
     """A receipt could not be stored, or does not verify."""
 
 
-class TranslationError(BackplaneError):
+class TranslationError(BackplaneError, codes=("mapping_", "dialect_", "ir_")):
     """JSON of one dialect could not be written in another."""
 
 
-class ConfigError(BackplaneError):
+class ConfigError(BackplaneError, codes=("config_",)):
     """Configuration or usage is wrong."""
 
 
-class RunCancelledError(BackplaneError):
+class RunCancelledError(BackplaneError, codes=("run_",)):
     """The caller ended the run (`run_cancelled`)."""
-
-
-_FAMILIES: Final[dict[type[BackplaneError], tuple[str, ...]]] = {
-    ProtocolError: ("protocol_",),
-    ContractError: ("contract_", "validation_"),
-    PolicyError: ("policy_",),
-    CapabilityError: ("capability_",),
-    WorkspaceError: ("workspace_", "execution_workspace_"),
-    BackendError: ("backend_", "sidecar_", "stream_", "rate_limit_", "circuit_", "execution_"),
-    StoreError: ("receipt_",),
-    TranslationError: ("mapping_", "dialect_", "ir_"),
-    ConfigError: ("config_",),
-}
-"""Exception type → prefixes of its codes; the first matching type counts."""
 
 
 def from_code(code: str, message: str, *, hint: str | None = None, evidence: str | None = None) -> BackplaneError:
     """Build an error of the type for its code; an unknown code becomes `internal`."""
-    family = next((kind for kind, prefixes in _FAMILIES.items() if code.startswith(prefixes)), BackplaneError)
-    return family(code, message, hint=hint, evidence=evidence)
+    kinds = BackplaneError.__subclasses__()
+    kind = next((kind for kind in kinds if code.startswith(kind.codes)), BackplaneError)
+    return kind(code, message, hint=hint, evidence=evidence)
 
 
 FRAMES_MAX: Final = 6
