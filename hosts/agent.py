@@ -12,6 +12,8 @@ import os
 import sys
 from typing import Final
 
+from msgspec import UNSET
+
 from backplane.agents.options import OPTIONS, Options, read_options
 from backplane.contract.capability import EMULATED, Level
 from backplane.contract.work import OF_AGENT
@@ -33,6 +35,7 @@ def host_of(name: str, row: Options) -> Host:
         capabilities={**EMULATED_FOR_ALL, **{ability: level(text) for ability, text in row.capabilities.items()}},
         extensions=(*EXTENSIONS, *(("session/1",) if row.sessions else ()), "input/1", "interrupt/1"),
         heeds=(*OF_AGENT, *row.heeds),
+        instruction_files=row.instruction_files or UNSET,
     )
 
 

@@ -59,6 +59,8 @@ class _Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     """Capabilities in the manifest of the agent's hello: a level, or the reason why it is restricted."""
     heeds: tuple[str, ...] = ()
     """Settings of an order that the agent carries out beside those that every agent does."""
+    instruction_files: tuple[str, ...] = ()
+    """Names of the project's files that the agent reads itself as its instructions."""
 
     @property
     def drive(self) -> str:

@@ -24,6 +24,9 @@ from backplane.errors import ConfigError
 HOST: Final = "agent.py"
 """File under `hosts/` that drives every agent; its argument names the row."""
 
+INSTRUCTION_FILES: Final = ("AGENTS.md", "CLAUDE.md")
+"""Names of files with a project's instructions that a model behind `api` gets: of each folder the first that exists."""
+
 STATE: Final = "BACKPLANE_AGENT_STATE"
 """Variable that tells such a host the folder for what outlives a run: conversations that are kept."""
 

@@ -32,6 +32,8 @@ class Hello(_Envelope, frozen=True, kw_only=True, gc=False, tag="hello"):
     """Only from a host that is itself a control plane: `{id, ready, capabilities}` each."""
     heeds: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Settings of an order that the host heeds, of `work.OF_HOST`; absent where it does not say."""
+    instruction_files: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Names of the project's files whose text the agent reads itself as its instructions, such as `AGENTS.md`."""
 
 
 class RunMessage(_Envelope, frozen=True, kw_only=True, gc=False, tag="run"):

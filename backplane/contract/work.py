@@ -114,6 +114,7 @@ SETTINGS: Final[Mapping[str, Any]] = {
     "on_lost_worker": Literal["rerun", "fail"],
     "output_schema": dict[str, Any],
     "parent": str | dict[str, Any],
+    "project_instructions": bool,
     "pure": bool,
     "remote_root": str,
     "route": dict[str, Any],
@@ -164,6 +165,7 @@ OF_HOST: Final = {
     "mcp_servers": "config.vendor.abp.mcp_servers",
     "output_schema": "config.vendor.abp.output_schema",
     "mode": "config.vendor.abp.mode",
+    "project_instructions": "config.vendor.abp.project_instructions",
 }
 """Settings that have an effect only where the host heeds them, as its hello lists them, and where each stands."""
 
@@ -173,7 +175,8 @@ OF_QUEUE: Final = ("on_lost_worker", "secrets")
 WITHOUT_ROUTER: Final = ("type", "priority")
 """Of `route`, what counts where a backend is named, too: for later estimates, and where orders wait for a place."""
 
-OF_AGENT: Final = tuple(name for name in OF_HOST if name not in ("history", "system", "sampling"))
+_OF_MODEL: Final = ("history", "system", "sampling", "project_instructions")
+OF_AGENT: Final = tuple(name for name in OF_HOST if name not in _OF_MODEL)
 """What the host of an agent with conversations of its own heeds: what was said before is the agent's to know."""
 
 
@@ -218,6 +221,7 @@ class WorkOrder(msgspec.Struct, frozen=True):
             "mcp_servers": bool(self.abp("mcp_servers")),
             "output_schema": self.abp("output_schema") is not None,
             "mode": self.abp("mode") == "passthrough",
+            "project_instructions": self.abp("project_instructions") is False,
         }
         return tuple(name for name, is_asked in asked.items() if is_asked)
 

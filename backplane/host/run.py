@@ -70,6 +70,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """Backends of a host that is itself a control plane, each as `{id, ready, capabilities}`."""
     heeds: tuple[str, ...] = ("model", "max_turns", "max_budget_usd", "context")
     """Settings in `OF_HOST` that the host's `work` follows; an order with any other of them is refused."""
+    instruction_files: tuple[str, ...] | UnsetType = UNSET
+    """Names of the project's files that the agent reads itself as its instructions, such as `AGENTS.md`."""
 
     def __post_init__(self) -> None:
         for names, known, kind in ((self.capabilities, CAPABILITIES, "capability"), (self.heeds, OF_HOST, "setting")):
@@ -86,6 +88,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
             extensions=self.extensions,
             backends=self.backends,
             heeds=self.heeds,
+            instruction_files=self.instruction_files,
         )
 
 

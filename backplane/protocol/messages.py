@@ -108,12 +108,12 @@ UNHEARD_CHARS_MAX: Final = 100
 def lenient_hello(value: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Remove wrong members of a hello that should not fail a start; return the rest, and the removed ones as JSON.
 
-    These are a mode that this version does not know, and extensions or heeds that are not all strings.
+    These are an unknown mode, and extensions, heeds or instruction files that are not all strings.
     """
     known, unheard = {**value}, dict[str, Json]()
     if value.get("mode", "mapped") not in ("passthrough", "mapped"):
         unheard["mode"] = known.pop("mode")
-    for name in ("extensions", "heeds"):
+    for name in ("extensions", "heeds", "instruction_files"):
         entries = value.get(name, [])
         texts = [entry for entry in entries if isinstance(entry, str)] if isinstance(entries, list) else None
         if texts is None or texts != entries:

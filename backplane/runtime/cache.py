@@ -19,7 +19,9 @@ import msgspec
 from backplane.config import Limits, Settings
 from backplane.contract.work import REPLAY, WorkOrder
 from backplane.errors import BackplaneError, ConfigError
+from backplane.policy.rules import compile_policy
 from backplane.runtime.backends import Backend
+from backplane.runtime.instructions import read_instructions
 from backplane.runtime.memory import ReplayBackend
 from backplane.runtime.replay import find_replay
 from backplane.runtime.state import raise_error
@@ -42,8 +44,8 @@ def is_pure(order: WorkOrder) -> bool:
 def key_of(order: WorkOrder, backend: Backend, settings: Settings, limits: Limits) -> str | None:
     """Return a hash of all that an order's result depends on; None if that cannot be known. Blocks.
 
-    The hash covers the order with its policy but without its id, every file and link of its tree, the settings, the
-    limits, and the host's present programs.
+    The hash covers the order with its policy but without its id, every file and link of its tree, the project's
+    instructions above it, the settings, the limits, and the host's present programs.
     """
     has_hooks = bool(settings.hooks) or order.abp("hooks") is not None  # A hook's decision may depend on anything.
     if backend.remote or has_hooks or isinstance(backend, ReplayBackend):
@@ -51,10 +53,13 @@ def key_of(order: WorkOrder, backend: Backend, settings: Settings, limits: Limit
     try:
         asked = {name: getattr(order, name) for name in order.__struct_fields__ if name != "id"}
         known = msgspec.to_builtins([asked, settings, limits, backend.id, backend.key], enc_hook=str, str_keys=True)
-        tree = tree_sha256(Path(order.workspace.root), limits)
+        root = Path(order.workspace.root)
+        tree = tree_sha256(root, limits)
+        # Those above the workspace are not in its tree.
+        instructions = read_instructions(root, root, compile_policy(order.policy)).files
     except (OSError, TypeError, ValueError):
         return None
-    return hashlib.sha256(msgspec.json.encode([*known, tree], order="sorted")).hexdigest()
+    return hashlib.sha256(msgspec.json.encode([*known, tree, instructions], order="sorted")).hexdigest()
 
 
 def tree_sha256(root: Path, limits: Limits) -> str:

@@ -228,6 +228,8 @@ class Drive:
             return
         self._check_hello(line.hello)
         workspace = await self.place.workspace()
+        if workspace is not None:
+            await self._add_instructions(line.hello, workspace)
         self._send_order(host, line.hello, workspace)
         while not ending.is_decided:
             await self._hear(host)
@@ -308,6 +310,17 @@ class Drive:
         requirements.check_hello(hello, manifest)
         requirements.give_servers(hello, self.backend, self.limits)
 
+    async def _add_instructions(self, hello: wire.Hello, workspace: Workspace) -> None:
+        """Add the project's own instructions to the order, if the model behind the host does not read them itself."""
+        facts, requirements = self.facts, self._requirements
+        assert requirements is not None
+        assert facts.policy is not None
+        if requirements.needs_instructions(hello):
+            from backplane.runtime.instructions import read_instructions  # Most agents read these files themselves.
+
+            found = await anyio.to_thread.run_sync(read_instructions, workspace.root, workspace.original, facts.policy)
+            requirements.give_instructions(found)
+
     def _send_order(self, host: HostChannel, hello: wire.Hello, workspace: Workspace | None) -> None:
         """Send the order with the folder to work in, on this or another machine."""
         facts, requirements, journal = self.facts, self._requirements, self.place.journal
@@ -343,6 +356,9 @@ class Drive:
             shown = ", ".join(f"{name} ({path})" for name, path in servers.items())
             fact = f"MCP servers whose files are hidden, by deny_read or as they lie in the state folder: {shown}"
             report("hidden_servers", dict(servers), f"{fact}; keep them elsewhere, or off the rule")
+        if cut := [row["path"] for row in facts.added.get("project_instructions", ()) if "cut_from" in row]:
+            fact = f"project instructions were cut, as they are too long: {', '.join(cut)}"
+            report("cut_instructions", cut, f"{fact}; shorten them, or name the files in the order's context")
         if workspace is not None and workspace.no_history:
             fact = f"the copy has one commit and not the history of its original: {workspace.no_history}"
             facts.added["no_history"] = workspace.no_history

@@ -7,7 +7,7 @@ This module uses no connections, files or clocks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -22,6 +22,9 @@ from backplane.policy.capabilities import negotiate, refusal, supplied
 from backplane.receipts.build import RunState
 from backplane.runtime.backends import Backend, ProcessBackend, with_call_limit, with_servers
 from backplane.runtime.hooks import CAPABILITY, Hook, below
+
+if TYPE_CHECKING:
+    from backplane.runtime.instructions import ProjectInstructions
 
 EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "session/1")
 """Extensions that this control plane announces with every run."""
@@ -72,6 +75,19 @@ class RunRequirements:
                 raise CapabilityError("capability_unsupported", fact, hint=fix)
             self.order = with_servers(self.order, rows if heeds else ())
         self.order = with_call_limit(self.order, min(limits.idle_s, limits.tool_s))
+
+    def needs_instructions(self, hello: wire.Hello) -> bool:
+        """Return True if the host's model gets the project's own instructions from this control plane."""
+        # A control plane as the host adds them itself, and the model of a replayed run is not asked again.
+        if hello.heeds is msgspec.UNSET or hello.backends is not msgspec.UNSET or self._facts.replayed:
+            return False
+        return "project_instructions" in hello.heeds and self._facts.settings.get("project_instructions") is not False
+
+    def give_instructions(self, found: ProjectInstructions) -> None:
+        """Add the project's own instructions to the order, and name their files in the receipt."""
+        if found.files:
+            self._facts.added["project_instructions"] = self._facts.clean_json(list(found.files))
+            self.order = found.added_to(self.order)
 
     def at(self, root: str) -> WorkOrder:
         """Return the order for a host on this machine, with `root` as the root of its workspace."""

@@ -7,6 +7,7 @@ is what the agents' own tests hold: a case with a label is tested, too.
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -118,12 +119,25 @@ def settings() -> str:
     return "\n".join(rows) + "\n"
 
 
+def instructions() -> str:
+    """The names of the files with a project's instructions that each agent reads itself."""
+    named = {name: row.get("instruction_files") for name, row in ROWS.items()}
+    shown = [f"{name} ({', '.join(f'`{file}`' for file in files)})" for name, files in named.items() if files]
+    text = (
+        "Project instructions: a model behind `api` gets them from the control plane, which reads `AGENTS.md` or "
+        "`CLAUDE.md` of each folder up to the repository's root. These agents read their own files themselves "
+        f"(`instruction_files` in the host's hello): {', '.join(shown)}."
+    )
+    return f"\n{textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)}\n"
+
+
 def page() -> str:
     """The whole page, with the versions it was found out with."""
     pins = found.pins()
     names = (*(agent.name for agent in (*agents(), *acp_agents())), "qwen")
     versions = ", ".join(f"{name} {found.version(pins[name])}" for name in names)
-    return f"{HEAD}Versions: {versions}.\n\n{table(agents())}{SETTINGS}{settings()}{ACP}{table(acp_agents(), ORDERED)}"
+    parts = (table(agents()), SETTINGS, settings(), instructions(), ACP, table(acp_agents(), ORDERED))
+    return f"{HEAD}Versions: {versions}.\n\n{''.join(parts)}"
 
 
 if __name__ == "__main__":
