@@ -19,7 +19,7 @@ import pytest
 
 from backplane.errors import BackendError
 from backplane.process import guard
-from backplane.process.child import Child, Exit, kill_exactly, open_child, start_of
+from backplane.process.child import STDERR_BYTES_MAX, Child, Exit, kill_exactly, open_child, start_of
 from backplane.process.guard import PARENT, look
 from backplane.process.launch import StartCommand
 from backplane.process.programs import run_program
@@ -154,13 +154,13 @@ async def test_a_wait_for_a_living_child_ends_in_time_without_an_answer(place: P
 @pytest.mark.anyio
 async def test_32_mib_of_stderr_before_the_first_word_are_drained_and_the_tail_kept(place: Place) -> None:
     code = "for _ in range(512): os.write(2, b'x' * 65536)\nos.write(2, b'the end'); print('up')"
-    async with open_child(place.python(code), stderr_bytes_max=1000) as child:
+    async with open_child(place.python(code)) as child:
         assert await read(child.stdout) == b"up\n"
         await child.wait(WAIT_S)
         await child.stop(grace_s=0)
-        assert len(child.stderr_tail) == 1000
+        assert len(child.stderr_tail) == STDERR_BYTES_MAX
         assert child.stderr_tail.endswith(b"xthe end")
-        assert child.stderr_dropped == 32 * 1024 * 1024 + len("the end") - 1000
+        assert child.stderr_dropped == 32 * 1024 * 1024 + len("the end") - STDERR_BYTES_MAX
 
 
 @pytest.mark.anyio
@@ -379,11 +379,11 @@ async def test_a_child_costs_four_descriptors_at_most_and_no_thread(place: Place
 
 
 @pytest.mark.anyio
-async def test_a_child_gets_its_environment_umask_folder_and_descriptors_and_no_others(
+async def test_a_child_gets_its_environment_umask_and_folder_and_no_descriptors(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET", "x")
-    handed, other = os.pipe()
+    ends = os.pipe()
     command = place.python(
         "def is_open(fd):\n"
         "    try: return bool(os.fstat(fd))\n"
@@ -392,21 +392,12 @@ async def test_a_child_gets_its_environment_umask_folder_and_descriptors_and_no_
         "print(sorted(os.environ), os.getsid(0) == os.getpid())"
     )
     command = StartCommand(command.argv, command.env, str(place.folder))
-    async with open_child(command, pass_fds=(handed,)) as child:
+    async with open_child(command) as child:
         said = (await read_all(child.stdout)).decode().splitlines()
-    os.close(handed)
-    os.close(other)
-    assert said[0] == f"{place.folder} [0, 1, 2, {handed}] 0o77"
+    for end in ends:
+        os.close(end)
+    assert said[0] == f"{place.folder} [0, 1, 2] 0o77"
     assert said[1] in ("['PATH', 'PLACE'] True", "['LC_CTYPE', 'PATH', 'PLACE'] True")  # Python itself adds the latter.
-
-
-@pytest.mark.anyio
-async def test_the_end_of_a_handed_descriptor_is_seen(place: Place) -> None:
-    ours, theirs = os.pipe()
-    async with open_child(place.python(f"os.close({theirs}); time.sleep(60)"), pass_fds=(theirs,)):
-        os.close(theirs)
-        assert await read(ours) == b""
-    os.close(ours)
 
 
 @pytest.mark.anyio

@@ -86,7 +86,6 @@ class Child:
         guard: subprocess.Popen[bytes],
         pipes: tuple[int, int, int],
         line: int,
-        tail_bytes_max: int,
         *,
         wrapped: bool,
     ) -> None:
@@ -108,7 +107,6 @@ class Child:
         self._line = line
         self.start = 0
         """Start time of process `pid` in clock ticks since boot; 0 until the guard reports the program."""
-        self._tail_bytes_max = tail_bytes_max
         self._tail = bytearray()
         self._first_word = b""
         self._heard = anyio.Event()
@@ -124,7 +122,7 @@ class Child:
         """The last bytes of the child's stderr; complete after `stop`."""
         if not self._tail:
             return NO_OUTPUT
-        cut = max(0, len(self._tail) - self._tail_bytes_max)
+        cut = max(0, len(self._tail) - STDERR_BYTES_MAX)
         return OutputTail(bytes(self._tail[cut:]), bytes(self._tail[:cut]))
 
     async def arrived(self, timeout_s: float) -> bytes:
@@ -303,7 +301,7 @@ class Child:
         chunk = _chunk(self._stderr, READ_BYTES_MAX)
         if chunk:
             self._tail += chunk
-            excess = len(self._tail) - self._tail_bytes_max
+            excess = len(self._tail) - STDERR_BYTES_MAX
             self.stderr_dropped += max(0, min(len(chunk), excess))
             if excess > LOOK_BYTES:
                 del self._tail[: excess - LOOK_BYTES]
@@ -376,8 +374,6 @@ def _close(fd: int) -> None:
 async def open_child(
     command: StartCommand,
     *,
-    stderr_bytes_max: int = STDERR_BYTES_MAX,
-    pass_fds: tuple[int, ...] = (),
     cage: Cage = NO_CAGE,
     ready: Ready | None = None,
 ) -> AsyncIterator[Child]:
@@ -386,15 +382,13 @@ async def open_child(
     Enter the block in the main thread. Leaving it without `stop` kills the child at once.
 
     Args:
-        stderr_bytes_max: number of bytes to keep from the end of its stderr.
-        pass_fds: descriptors that the child inherits under the same numbers.
         cage: the sandbox that the guard makes around the child.
         ready: awaited while the guard starts; the program starts after this. Its exception is raised here.
 
     Raises:
         BackendError: `sidecar_spawn_failed`, with the errno's name.
     """
-    child = _launch(command, msgspec.structs.replace(cage, held=ready is not None), pass_fds, stderr_bytes_max)
+    child = _launch(command, msgspec.structs.replace(cage, held=ready is not None))
     try:
         async with beside(child.notice_end, child.drain_stderr):
             try:
@@ -424,7 +418,7 @@ async def _arrive(child: Child, command: StartCommand) -> None:
         raise fault
 
 
-def _launch(command: StartCommand, cage: Cage, pass_fds: tuple[int, ...], stderr_bytes_max: int) -> Child:
+def _launch(command: StartCommand, cage: Cage) -> Child:
     """Start a guard that starts the program. Blocks for some ms; raises as `open_child`."""
     if not command.argv:
         raise refused(command, b"exec", errno.EINVAL)
@@ -436,14 +430,13 @@ def _launch(command: StartCommand, cage: Cage, pass_fds: tuple[int, ...], stderr
             line, line_theirs = (end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             ours.callback(os.close, line)
             theirs.callback(os.close, line_theirs)
-            guard = spawn_guard(line_theirs, command, (stdin, stdout, stderr), pass_fds, cage)
+            guard = spawn_guard(line_theirs, command, (stdin, stdout, stderr), cage)
             ours.pop_all()
     except OSError as fault:
         raise spawn_failed(command, fault) from fault
     for fd in (stdin_ours, stdout_ours, stderr_ours, line):
         os.set_blocking(fd, False)
-    pipes = (stdin_ours, stdout_ours, stderr_ours)
-    return Child(guard, pipes, line, stderr_bytes_max, wrapped=bool(cage.wrapper))
+    return Child(guard, (stdin_ours, stdout_ours, stderr_ours), line, wrapped=bool(cage.wrapper))
 
 
 def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:

@@ -111,7 +111,7 @@ def pidfd_open(pid: int) -> int:
 def main(control: int, order: int) -> None:
     """Read the order, start the host, and return once all its processes are gone.
 
-    The order is a file with a marshalled tuple (argv, env, cwd, fds, cage). The cage's members are all optional: `held`
+    The order is a file with a marshalled tuple (argv, env, cwd, cage). The cage's members are all optional: `held`
     (start the host only at "go"), `plane` (the control plane's pidfd, if this is the first process of a namespace),
     `stdio` (the host's three descriptors under other numbers), `door` (the socket over which to send a listening one,
     and the port to listen on), `limits` (numbers and values) and `landlock` (arguments of `confine`).
@@ -119,7 +119,7 @@ def main(control: int, order: int) -> None:
     The guard writes "pid PID START" or "spawn_error WHERE ERRNO", then "exit CODE" or "signal NUMBER", and at the end
     "swept COUNT". It reads "go" if `held` is set, then "term" and "kill".
     """
-    argv, env, cwd, handed, cage = marshal.loads(posix.pread(order, posix.fstat(order).st_size, 0))
+    argv, env, cwd, cage = marshal.loads(posix.pread(order, posix.fstat(order).st_size, 0))
     posix.close(order)
     posix.set_inheritable(control, False)
     for number in (_signal.SIGINT, _signal.SIGHUP, _signal.SIGTERM, _signal.SIGQUIT):
@@ -147,7 +147,7 @@ def main(control: int, order: int) -> None:
         _write(control, b"swept 0")
         return
     host, fault = _start(argv, env, cwd, cage)
-    _close_pipes([*handed, *stdio])
+    _close_pipes(stdio)
     if fault:
         _write(control, b"spawn_error " + fault)
         return
@@ -296,12 +296,12 @@ def _send_door(line: int, port: int) -> None:
     door.close()
 
 
-def _close_pipes(handed: "list[int]") -> None:
+def _close_pipes(stdio: "tuple[int, ...]") -> None:
     """Close our copies of the host's descriptors; otherwise they would stay open after the host has closed them."""
     nothing = posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC)
     for fd in (0, 1, 2):
         posix.dup2(nothing, fd)
-    for fd in handed:
+    for fd in stdio:
         posix.close(fd)
 
 

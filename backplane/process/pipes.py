@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import anyio
 
@@ -20,25 +21,22 @@ class Pair:
 
     async def more(self) -> bytes:
         """Return the next bytes; empty once the other end has closed."""
-        try:
+        with suppress(OSError, anyio.ClosedResourceError):
             while True:
                 try:
                     await anyio.wait_readable(self._read_fd)
                 except PermissionError:  # A regular file is always readable.
                     await anyio.lowlevel.checkpoint()
-                try:
+                with suppress(BlockingIOError):
                     return os.read(self._read_fd, READ_BYTES_MAX)
-                except BlockingIOError:
-                    continue
-        except (OSError, anyio.ClosedResourceError):
-            return b""
+        return b""
 
     async def write(self, line: bytes) -> None:
         """Write a whole line, or nothing of it; ignore a reader that is gone.
 
         If the caller is cancelled in the middle of a line, the next call writes the rest first.
         """
-        try:
+        with suppress(OSError, anyio.ClosedResourceError):
             async with self._lock:
                 await self._write_rest()
                 self._rest = line
@@ -47,8 +45,6 @@ class Pair:
                 finally:
                     if len(self._rest) == len(line):
                         self._rest = b""
-        except (OSError, anyio.ClosedResourceError):
-            return
 
     async def _write_rest(self) -> None:
         while self._rest:

@@ -54,9 +54,7 @@ def spawn(
         raise spawn_failed(named, fault) from fault
 
 
-def spawn_guard(
-    line: int, command: StartCommand, stdio: Stdio, pass_fds: tuple[int, ...], cage: Cage
-) -> subprocess.Popen[bytes]:
+def spawn_guard(line: int, command: StartCommand, stdio: Stdio, cage: Cage) -> subprocess.Popen[bytes]:
     """Start a guard, which starts the command.
 
     The guard reads the command from a file, so that the command's environment does not become the guard's own.
@@ -84,11 +82,11 @@ def spawn_guard(
             plane = inside["plane"] = guard.pidfd_open(os.getpid())
             opened.callback(os.close, plane)
             extra += (plane,)
-        order.write(_order_bytes(command, pass_fds, inside))
+        order.write(_order_bytes(command, inside))
         order.flush()
         words = (*cage.wrapper, sys.executable, "-I", "-S", _guard_file(), str(line), str(order.fileno()))
         start = StartCommand(words, loader_env(), "/")
-        return spawn(start, stdio, (line, order.fileno(), *extra, *pass_fds), named=command)
+        return spawn(start, stdio, (line, order.fileno(), *extra), named=command)
 
 
 def _guard_file() -> str:
@@ -109,11 +107,11 @@ def _order_file() -> IO[bytes]:
     return tempfile.TemporaryFile()
 
 
-def _order_bytes(command: StartCommand, pass_fds: tuple[int, ...], inside: dict[str, object]) -> bytes:
+def _order_bytes(command: StartCommand, inside: dict[str, object]) -> bytes:
     argv = [os.fsencode(word) for word in command.argv]
     env = {os.fsencode(name): os.fsencode(value) for name, value in command.env.items()}
     cwd = None if command.cwd is None else os.fsencode(command.cwd)
-    return marshal.dumps((argv, env, cwd, list(pass_fds), inside))
+    return marshal.dumps((argv, env, cwd, inside))
 
 
 def loader_env() -> dict[str, str]:

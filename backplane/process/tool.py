@@ -75,7 +75,7 @@ def run_tool(
     timeout_s: float = TOOL_S_MAX,
     output_bytes_max: int = TOOL_OUTPUT_BYTES_MAX,
     stdout_path: str | None = None,
-    stopped: Callable[[], bool] = lambda: False,
+    stopped: Callable[[], object] = lambda: False,
     tied: bool = True,
 ) -> Finished:
     """Run a short program to its end. Blocks, so call it in a worker thread.
@@ -86,7 +86,7 @@ def run_tool(
         env: the whole environment.
         stdin: the tool's input.
         output_bytes_max: limit of stdout, in memory or in the file `stdout_path` (made with mode 0600).
-        stopped: called repeatedly; True kills the tool.
+        stopped: called repeatedly; a true result or an exception kills the tool.
         tied: the kernel kills the tool if this process is killed.
 
     Raises:
@@ -105,7 +105,7 @@ def run_tool(
             raise spawn_failed(command, fault) from fault
         opened.callback(os.close, end)
         talk = _Talk(tool, argv[0], end, stdin, output_bytes_max, sink.write if sink else None)
-        opened.callback(talk.close)
+        opened.callback(talk.pipes.close)
         now_s = look_s = time.monotonic()
         deadline_s = now_s + timeout_s
         while not talk.has_ended:
@@ -119,7 +119,9 @@ def run_tool(
             talk.step(min(deadline_s, look_s) - now_s)
         # Only processes that the tool left behind can still write; the tool's own output is already in the pipes.
         kill_group(tool)
-        talk.rest()
+        for _ in range(_REST_READS_MAX):  # A process that left the group may write for ever.
+            if not talk.pipes.get_map() or not talk.step(0):
+                break
     # Leaving the stack has reaped the tool, so its exit code is known.
     return Finished(tool.returncode, bytes(talk.stdout), bytes(talk.stderr))
 
@@ -149,6 +151,7 @@ class _Talk:
 
     Args:
         end: the tool's pidfd.
+        sink: receives the tool's stdout; None to keep it in memory.
     """
 
     def __init__(
@@ -160,72 +163,59 @@ class _Talk:
         output_bytes_max: int,
         sink: Callable[[bytes], int] | None,
     ) -> None:
-        self.stdout = bytearray()
-        self.stderr = bytearray()
+        self.stdout, self.stderr = bytearray(), bytearray()
         self.has_ended = False
         """True once the tool has ended; it is not reaped yet, so no other group can have its number."""
-        self._tool = tool
-        self._name = name
-        self._take = sink or self.stdout.extend
-        self._taken_bytes = 0
-        self._output_bytes_max = output_bytes_max
-        self._unsent = memoryview(stdin)
-        self._pipes = selectors.DefaultSelector()
-        for pipe, events in ((tool.stdin, selectors.EVENT_WRITE), (tool.stdout, 1), (tool.stderr, 1)):
-            if pipe is not None:
-                os.set_blocking(pipe.fileno(), False)
-                self._pipes.register(pipe, events, pipe)
-        self._pipes.register(end, selectors.EVENT_READ)
+        self._name, self._unsent, self._take = name, memoryview(stdin), sink or self.stdout.extend
+        self._left_bytes = self._output_bytes_max = output_bytes_max
+        self.pipes = selectors.DefaultSelector()
+        """What is still open, each with the method that handles it and returns False at its end."""
+        for pipe, event, handle in (
+            (tool.stdin, selectors.EVENT_WRITE, self._write),
+            (tool.stdout, selectors.EVENT_READ, self._read),
+            (tool.stderr, selectors.EVENT_READ, self._read_stderr),
+        ):
+            assert pipe is not None, "spawned with pipes"
+            os.set_blocking(pipe.fileno(), False)
+            self.pipes.register(pipe, event, handle)
+        self.pipes.register(end, selectors.EVENT_READ, self._note_end)
 
     def step(self, wait_s: float) -> bool:
         """Read and write the pipes that are ready; return False if none was."""
-        ready = self._pipes.select(wait_s)
+        ready = self.pipes.select(wait_s)
         for key, _ in ready:
-            if key.data is None:
-                self.has_ended = True
-                self._pipes.unregister(key.fd)
-            elif key.data is self._tool.stdin:
-                self._write(key)
-            else:
-                self._read(key)
+            if not key.data(key.fd):
+                self.pipes.unregister(key.fileobj)
+                if not isinstance(key.fileobj, int):
+                    key.fileobj.close()  # type: ignore[attr-defined]  # a pipe
         return bool(ready)
 
-    def rest(self) -> None:
-        """Read the bytes left in the pipes, up to a limit: a process that left the group may write for ever."""
-        for _ in range(_REST_READS_MAX):
-            if not self._pipes.get_map() or not self.step(0):
-                return
+    def _note_end(self, _: int) -> bool:
+        self.has_ended = True
+        return False
 
-    def close(self) -> None:
-        self._pipes.close()
-
-    def _write(self, key: selectors.SelectorKey) -> None:
+    def _write(self, fd: int) -> bool:
         try:
-            sent = os.write(key.fd, self._unsent[:READ_BYTES_MAX]) if self._unsent else 0
+            self._unsent = self._unsent[os.write(fd, self._unsent[:READ_BYTES_MAX]) if self._unsent else 0 :]
         except BlockingIOError:
-            return
+            return True
         except BrokenPipeError:
-            sent = len(self._unsent)
-        self._unsent = self._unsent[sent:]
-        if not self._unsent:
-            self._drop(key)
+            return False
+        return bool(self._unsent)
 
-    def _read(self, key: selectors.SelectorKey) -> None:
-        chunk = os.read(key.fd, READ_BYTES_MAX)
-        if not chunk:
-            self._drop(key)
-        elif key.data is self._tool.stderr:
-            self.stderr += chunk[: TOOL_STDERR_BYTES_MAX - len(self.stderr)]
-        else:
-            self._taken_bytes += len(chunk)
-            if self._taken_bytes > self._output_bytes_max:
-                fact = f"'{self._name}' wrote more than {self._output_bytes_max} bytes"
-                raise BackendError("execution_tool_failed", fact, hint="raise the limit or ask for less")
-            self._take(chunk)
+    def _read(self, fd: int) -> bool:
+        chunk = os.read(fd, READ_BYTES_MAX)
+        self._left_bytes -= len(chunk)
+        if self._left_bytes < 0:
+            fact = f"'{self._name}' wrote more than {self._output_bytes_max} bytes"
+            raise BackendError("execution_tool_failed", fact, hint="raise the limit or ask for less")
+        self._take(chunk)
+        return bool(chunk)
 
-    def _drop(self, key: selectors.SelectorKey) -> None:
-        self._pipes.unregister(key.fileobj)
-        key.data.close()
+    def _read_stderr(self, fd: int) -> bool:
+        chunk = os.read(fd, READ_BYTES_MAX)
+        self.stderr += chunk[: TOOL_STDERR_BYTES_MAX - len(self.stderr)]
+        return bool(chunk)
 
 
 def _private(path: str, flags: int) -> int:

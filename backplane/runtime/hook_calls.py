@@ -161,7 +161,7 @@ async def ask_command(
     command = StartCommand(argv=tuple(argv), env=child_environment({}, {}, environ), cwd="/")
     answer = bytearray()
     try:
-        async with open_child(command, stderr_bytes_max=4 * REASON_CHARS_MAX) as child:
+        async with open_child(command) as child:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(feed, child, _as_lines([question]))
                 while len(answer) <= ANSWER_BYTES_MAX and (data := await piece(child)) != b"":

@@ -62,6 +62,14 @@ def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, b
             yield name, value
 
 
+class Refused(Exception):
+    """A request that a proxy refuses: the status, and in words the reason for the client."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
 class HttpClient:
     """A client's connection to a proxy. Its methods raise OSError and h11.ProtocolError, which end the connection.
 

@@ -24,7 +24,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.receipt import Usage
 from backplane.errors import DENIAL, BackendError
 from backplane.process.aio import beside, visited
-from backplane.sandbox.http import CONNECT_S_MAX, CONNECTIONS_MAX, IDLE_S_MAX, HttpClient, forwarded, listening
+from backplane.sandbox.http import CONNECT_S_MAX, CONNECTIONS_MAX, IDLE_S_MAX, HttpClient, Refused, forwarded, listening
 from backplane.upstream.clients import making_client
 from backplane.upstream.cost import read_price
 from backplane.upstream.meter import NAME_CHARS_MAX, AnswerMeter, ServiceMeter, tally
@@ -179,40 +179,31 @@ class KeyProxy:
 
         with anyio.CancelScope() as scope:
             async with beside(end_with_client):
-                await self._pass_on(client, request)
+                try:
+                    await self._pass_on(client, request)
+                except Refused as refusal:
+                    body = msgspec.json.encode({"error": {"type": "key_proxy", "message": str(refusal)}})
+                    await client.answer(refusal.status, "application/json", body)
         return client.http.our_state is client.http.their_state is h11.DONE
 
     async def _pass_on(self, client: HttpClient, request: h11.Request) -> None:
-        if not request.target.startswith(b"/"):
-            await _refuse(client, 400, "this is a proxy for one service: ask for a path of it")
-            return
-        if request.method.upper() == b"TRACE":
-            await _deny(client, 405, "the answer would be the request, with its key")
-            return
-        try:
-            asked, has_key = self._with_key(client, request)
-        except httpx.InvalidURL:
-            await _refuse(client, 400, "the path has a #, or is over 65,536 bytes")
-            return
-        if not self._is_below_base(asked.url):
-            await _deny(client, 403, "this is a proxy for one service: ask below the path of its address")
-            return
+        """Send a request to the service, and its answer to the client.
+
+        Raises:
+            Refused: the request is forbidden, or the service does not answer. `DENIAL` marks what a rule forbids,
+                because a service could refuse it in the same words.
+        """
         use = self._use
-        use.note(request, has_key)
-        if not has_key:  # With another key, a command could send data to another person's account.
-            await _deny(client, 401, "the key that stands in the environment has to come in a header that is for one")
-            return
+        asked = self._with_key(client, request)
         if use.over is not None:
-            await _deny(client, 403, use.over)
-            return
+            raise Refused(403, f"{DENIAL}: {use.over}")
         try:
             answer = await self._service.send(asked, stream=True)
         except httpx.HTTPError as error:
             use.unanswered += 1
             host = self._base.netloc.decode("ascii")
             why = str(error).replace(self._key, self.placeholder) or type(error).__name__
-            await _refuse(client, 502, f"the service at {host} does not answer: {why}")
-            return
+            raise Refused(502, f"the service at {host} does not answer: {why}") from error
         try:
             await self._answer(client, answer, use.meter.begin(path_of(request)) if answer.is_success else None)
         except httpx.HTTPError:
@@ -222,8 +213,12 @@ class KeyProxy:
             with anyio.CancelScope(shield=True):
                 await answer.aclose()
 
-    def _with_key(self, client: HttpClient, request: h11.Request) -> tuple[httpx.Request, bool]:
-        """Return the request for the service, and True if it contains the key. Raises httpx.InvalidURL."""
+    def _with_key(self, client: HttpClient, request: h11.Request) -> httpx.Request:
+        """Return the request for the service, and count it. Raises Refused: it is forbidden, or has not the key."""
+        if not request.target.startswith(b"/"):
+            raise Refused(400, "this is a proxy for one service: ask for a path of it")
+        if request.method.upper() == b"TRACE":
+            raise Refused(405, f"{DENIAL}: the answer would be the request, with its key")
         given, key = self.placeholder.encode(), self._key.encode()
         path, mark, query = request.target.partition(b"?")
         fields = query.split(b"&")
@@ -243,9 +238,18 @@ class KeyProxy:
                     continue
                 has_key, value = True, value[: -len(word)] + key
             headers.append((name, value))
-        url = self._base.copy_with(raw_path=path + mark + query)
-        body = client.body() if client.has_body else None
-        return httpx.Request(request.method.decode("ascii"), url, headers=headers, content=body), has_key
+        try:
+            url = self._base.copy_with(raw_path=path + mark + query)
+        except httpx.InvalidURL as error:
+            raise Refused(400, "the path has a #, or is over 65,536 bytes") from error
+        if not self._is_below_base(url):
+            raise Refused(403, f"{DENIAL}: this is a proxy for one service: ask below the path of its address")
+        self._use.note(request, has_key)
+        if not has_key:  # With another key, a command could send data to another person's account.
+            why = "the key that stands in the environment has to come in a header that is for one"
+            raise Refused(401, f"{DENIAL}: {why}")
+        content = client.body() if client.has_body else None
+        return httpx.Request(request.method.decode("ascii"), url, headers=headers, content=content)
 
     def _is_below_base(self, url: httpx.URL) -> bool:
         """Return True if a URL is below the base URL: a gateway has other services, and paths that make new keys."""
@@ -275,16 +279,6 @@ class KeyProxy:
             if meter is not None:
                 self._use.answered(meter, is_whole=is_whole)
         await client.send(h11.EndOfMessage())
-
-
-async def _deny(client: HttpClient, status: int, rule: str) -> None:
-    """Refuse a forbidden request, in words that differ from a refusal by the service."""
-    await _refuse(client, status, f"{DENIAL}: {rule}")
-
-
-async def _refuse(client: HttpClient, status: int, fact: str) -> None:
-    body = msgspec.json.encode({"error": {"type": "key_proxy", "message": fact}})
-    await client.answer(status, "application/json", body)
 
 
 @asynccontextmanager

@@ -102,56 +102,49 @@ def work_out(
     outside, inside = _outside(root, homes, reads), _inside(root, seen_elsewhere, homes, reads, writes)
     hidden = {**stores.places, **(outside or {})}
     covers_outside = outside is not None
-    places = (*inside.hidden, *inside.fixed, *inside.above) if inside is not None else ()
-    if inside is None or len(hidden) + len(places) > len(stores.places) + MASKS_MAX:
-        options, found = _covers(hidden, stores), frozenset(hidden)
-        return Masks(options, TOO_MANY, TOO_MANY, found, complete=False, covers_outside=covers_outside)
-    hidden |= inside.hidden
+    found, fixed, uncovered = inside or ({}, [], [])
+    # Mounted, too, so that they cannot be moved away with their contents.
+    above = _ancestors(root, [*found, *fixed])
+    if inside is None or len(hidden) + len(found) + len(fixed) + len(above) > len(stores.places) + MASKS_MAX:
+        options, kept = _covers(hidden, stores), frozenset(hidden)
+        return Masks(options, TOO_MANY, TOO_MANY, kept, complete=False, covers_outside=covers_outside)
+    hidden |= found
     more = [HISTORY] if any(map(_in_repository, seen_elsewhere or (root,))) else []
-    more += [f"{LINKS}: {', '.join(inside.uncovered[:NAMED_MAX])}"] if inside.uncovered else []
-    own = [word for path in inside.above for word in ("--bind", path, path)]
-    own += [word for path in inside.fixed for word in ("--ro-bind", path, path)]
+    more += [f"{LINKS}: {', '.join(uncovered[:NAMED_MAX])}"] if uncovered else []
+    own = [word for path in above for word in ("--bind", path, path)]
+    own += [word for path in fixed for word in ("--ro-bind", path, path)]
     return Masks(
         (*own, *_covers(hidden, stores)),
         read_gap="; ".join((ELSEWHERE if covers_outside else TOO_MANY, LATER, *more)) if profile.deny_read else "",
         write_gap=LATER if profile.deny_write and not _whole(writes) else "",
         hidden=frozenset(hidden),
-        unmatched=_unmatched(writes, root, [*inside.hidden, *inside.fixed]),
+        unmatched=_unmatched(writes, root, [*found, *fixed]),
         covers_outside=covers_outside,
-        uncovered=inside.uncovered,
+        uncovered=tuple(uncovered),
     )
-
-
-class _Inside(msgspec.Struct, frozen=True):
-    """The paths that were found to match the policy's rules on files."""
-
-    hidden: dict[str, bool]
-    """Path that may not be read → True for a folder."""
-    fixed: tuple[str, ...]
-    """Paths that may not be written."""
-    above: tuple[str, ...]
-    """Folders between the root and the paths above, mounted so that they cannot be moved away with their contents."""
-    uncovered: tuple[str, ...]
-    """Links that `deny_read` names and whose target no mount can cover."""
 
 
 def _inside(
     root: str, seen_elsewhere: tuple[str, ...], homes: tuple[str, ...], reads: Globs, writes: Globs
-) -> _Inside | None:
-    """Search the trees for paths that match the rules; return them, or None if there are too many to search."""
+) -> tuple[dict[str, bool], list[str], list[str]] | None:
+    """Search the trees for paths that match the rules.
+
+    Returns:
+        Paths that may not be read → True for a folder; paths that may not be written; and links that `deny_read` names
+        and whose target no mount can cover. None if there are too many files to search.
+    """
+    hidden: dict[str, bool] = {}
+    uncovered: dict[str, None] = {}
     try:
-        read = [
-            _named(tree, reads, outside=True, open_folders=(root, tree, *homes))
-            for tree in (root, *(seen_elsewhere if reads else ()))
-        ]
-        hidden = {path: is_folder for named in read for path, is_folder in named.found.items()}
-        written = _named(root, writes, outside=False, open_folders=(root,)).found
-        # Nothing outside the root can be written anyway.
-        fixed = [path for path in written if path not in hidden and within(path, root)]
-        uncovered = tuple(dict.fromkeys(link for named in read for link in named.uncovered))
-        return _Inside(hidden, tuple(sorted(fixed)), tuple(_ancestors(root, [*hidden, *fixed])), uncovered)
+        for tree in (root, *(seen_elsewhere if reads else ())):
+            found, links = _named(tree, reads, outside=True, open_folders=(root, tree, *homes))
+            hidden |= found
+            uncovered |= dict.fromkeys(links)
+        written, _ = _named(root, writes, outside=False, open_folders=(root,))
     except (OverflowError, PolicyError):
         return None
+    # Nothing outside the root can be written anyway.
+    return hidden, sorted(path for path in written if path not in hidden and within(path, root)), list(uncovered)
 
 
 def _outside(root: str, homes: tuple[str, ...], reads: Globs) -> dict[str, bool] | None:
@@ -201,16 +194,9 @@ def _whole(globs: Globs) -> bool:
     return globs.matches(_PROBE) is not None
 
 
-class _Named(msgspec.Struct):
-    """The paths that globs match, with links followed."""
-
-    found: dict[str, bool] = {}
-    """Absolute path → True for a folder."""
-    uncovered: list[str] = []
-    """Links whose target no mount can cover, by their path in the tree."""
-
-
-def _named(root: str, globs: Globs, *, outside: bool, open_folders: tuple[str, ...]) -> _Named:
+def _named(
+    root: str, globs: Globs, *, outside: bool, open_folders: tuple[str, ...]
+) -> tuple[dict[str, bool], list[str]]:
     """Find the topmost paths below `root` that the globs match; a matching link counts as its target.
 
     A folder behind a link is searched once, under the path of the first link to it.
@@ -219,15 +205,17 @@ def _named(root: str, globs: Globs, *, outside: bool, open_folders: tuple[str, .
         outside: also search folders outside of the root to which links lead.
         open_folders: folders that stay open, with the folders around them.
 
+    Returns:
+        The paths, absolute → True for a folder; and the links whose target no mount can cover, by their path in the
+        tree.
+
     Raises:
         OverflowError: there are too many files, or we cannot open a folder that the agent may be able to open.
     """
-    named = _Named()
-    if not globs:
-        return named
-    if _whole(globs):
-        named.found[root] = True
-        return named
+    found: dict[str, bool] = {}
+    uncovered: list[str] = []
+    if not globs or _whole(globs):
+        return {root: True} if globs else found, uncovered
     counts, seen = {False: 0, True: 0}, {root}
     in_root = not all(map(_SAME_ANYWHERE.fullmatch, globs.patterns))
     # Each folder's path as rules see it, its real path, and the path of the link that led to it, or "".
@@ -239,7 +227,7 @@ def _named(root: str, globs: Globs, *, outside: bool, open_folders: tuple[str, .
             if counts[False] > FILES_MAX:
                 raise OverflowError
             if counts[True] > LINKED_FILES_MAX:
-                named.uncovered.append(link)
+                uncovered.append(link)
                 waiting = [place for place in waiting if not place[2]]
                 break
             path, is_link = prefix + entry.name, entry.is_symlink()
@@ -248,15 +236,15 @@ def _named(root: str, globs: Globs, *, outside: bool, open_folders: tuple[str, .
                 continue
             if _names(globs, path) if is_folder else globs.matches(path) is not None:
                 if (is_link or link) and any(within(one, real) for one in open_folders):
-                    named.uncovered.append(path)
+                    uncovered.append(path)
                 else:
-                    named.found[real] = is_folder
+                    found[real] = is_folder
             elif is_folder and not is_link:
                 waiting.append((f"{path}/", real, link))
             elif is_folder and real not in seen and (in_root if below(real, root) else outside):
                 seen.add(real)
                 waiting.append((f"{path}/", real, link or path))
-    return _Named(outermost(named.found), named.uncovered)
+    return outermost(found), uncovered
 
 
 _SAME_ANYWHERE: Final = re.compile(r"\*\*/(?:\*?[^*?\[\]{}/]+|[^*?\[\]{}/]+\*)")

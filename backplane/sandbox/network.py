@@ -50,7 +50,9 @@ async def open_contained(
     with ExitStack() as opened:
         port = PORT
         if held.cage.wrapper and "--unshare-net" in held.cage.wrapper:
-            ours, theirs = (opened.enter_context(end) for end in _line())
+            ours, theirs = (
+                opened.enter_context(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            )
             cage = msgspec.structs.replace(held.cage, door=(theirs.fileno(), PORT))
         else:
             door = opened.enter_context(listening("127.0.0.1"))
@@ -72,10 +74,6 @@ def variables(port: int) -> dict[str, str]:
     names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     spelled = {spelling: address for name in names for spelling in (name, name.lower())}
     return spelled | {"NO_PROXY": "", "no_proxy": "", "NODE_USE_ENV_PROXY": "1"}
-
-
-def _line() -> tuple[socket.socket, socket.socket]:
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 async def _receive(line: socket.socket) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Plans the sandbox of one run: mounts, Landlock rules, variables, and a label that describes their effect."""
+"""Plans the mounts and limits of one run's sandbox; `sandbox.sandbox` adds the rules of the policy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -14,16 +14,11 @@ from typing import Final
 import msgspec
 
 from backplane import resources
-from backplane.config import Isolation
 from backplane.contract.canonical import Json
 from backplane.policy.rules import Policy, Rule
 from backplane.process.launch import Cage, StartCommand
-from backplane.sandbox import credentials, landlock
-from backplane.sandbox import mounts as masks
 from backplane.sandbox.credentials import within
-from backplane.sandbox.labels import Held, label
 from backplane.sandbox.mounts import Masks
-from backplane.sandbox.probe import MOUNTS, Probe
 
 PRIVATE: Final = ("/tmp", "/var/tmp")
 """Folders of which each run has its own: other programs keep sockets there (displays, key agents, terminals)."""
@@ -43,10 +38,10 @@ PROCESSES_MAX: Final = 4096
 """Limit of processes and threads of one run, if the system counts them for a namespace. No agent has needed a tenth of
 it, and it stops a fork bomb within a second."""
 
-_DEVICES: Final = tuple(
+DEVICES: Final = tuple(
     f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")
 )
-
+"""Devices that a host may write to."""
 
 ServerFiles = Mapping[str, tuple[str, ...]]
 """Name of an MCP server → the words of its configuration that may name files."""
@@ -91,78 +86,7 @@ class Contained(msgspec.Struct, frozen=True, kw_only=True):
     """Why rules are enforced more weakly than possible, and the next step."""
 
 
-def plan(
-    place: RunFolders,
-    command: StartCommand,
-    policy: Policy,
-    found: Probe,
-    *,
-    isolation: Isolation,
-    writable: tuple[str, ...] = (),
-    endpoints: tuple[str, ...] = (),
-    open_stores: Collection[str] = (),
-    servers: ServerFiles = MappingProxyType({}),
-    agent: str | None = None,
-) -> Contained:
-    """Plan the sandbox of a command. Blocking; searches the workspace if the policy has rules on files.
-
-    Args:
-        writable: absolute paths besides the workspace that the host may change, such as its own state.
-        endpoints: targets to which the host may always connect, whatever the rules on the network.
-        open_stores: names of credential stores that the host may read.
-        servers: MCP servers that the host's agent is to start.
-        agent: path of the program that the host is to start.
-    """
-    profile = policy.profile
-    networked = bool(profile.allow_network or profile.deny_network)
-    own = tuple(path for path in writable if os.path.exists(path))
-    covered, stores = Masks(), credentials.Covered()
-    wrapper: tuple[str, ...] = ()
-    private: tuple[str, ...] = ()
-    if found.bubblewrap.usable:
-        private = _private({place.root, *own})
-        originals = (place.original,) if place.original else ()
-        homes = credentials.homes_of(command.env.get("HOME"))
-        stores = credentials.cover(place.root, originals, own, homes, open_stores, set(command.env.values()))
-        covered = masks.work_out(profile, place.root, originals, homes, stores)
-        wrapper = (*found.command, *(("--unshare-net",) if networked and found.network.usable else ()))
-        system = MOUNTS if "/" not in (place.root, *own) else ("--bind", *MOUNTS[1:])
-        wrapper = (*wrapper, *system, *_mounts(place, command, servers, own, private, agent), *covered.options, "--")
-    kept = (*_DEVICES, place.root, *own, *(private or (place.scratch,)), place.scratch)
-    interface = found.landlock_version
-    held = Held(
-        isolation=isolation,
-        found=found,
-        profile=profile,
-        writable=(place.root, *own),
-        missing=tuple(path for path in writable if path not in own),
-        masks=covered,
-        stores=stores,
-        private=bool(private),
-        state_open=any(within(place.state, path) for path in (place.root, *own)),
-        # The system counts processes for an ordinary user's namespace, but not for root.
-        processes_max=PROCESSES_MAX if wrapper and os.geteuid() != 0 else None,
-    )
-    most = _limits(counted=held.processes_max is not None) if isolation != "off" else ()
-    confined = landlock.rules(interface, list(kept)) if interface else None
-    cage = Cage(wrapper=wrapper, landlock=confined, limits=most)
-    controls_network = networked and (found.network.usable or interface >= landlock.NETWORK_SINCE)
-    return Contained(
-        cage=cage,
-        env={"TMPDIR": PRIVATE[0] if PRIVATE[0] in private else place.scratch},
-        policy=policy if controls_network else None,
-        endpoints=endpoints,
-        interface=interface,
-        writable=kept,
-        label=label(held),
-        hidden_servers=dict(_hidden(place, servers, own, covered)) if wrapper else {},
-        gaps=held.gaps(),
-        uncovered=covered.uncovered,
-        shortfall=held.shortfall(),
-    )
-
-
-def _limits(*, counted: bool) -> tuple[tuple[int, int], ...]:
+def limits(*, counted: bool) -> tuple[tuple[int, int], ...]:
     """Return a host's limits against core files and fork bombs; each is at most our own limit."""
     wanted = {resource.RLIMIT_CORE: 0} | ({resource.RLIMIT_NPROC: PROCESSES_MAX} if counted else {})
     hard = {number: resource.getrlimit(number)[1] for number in wanted}
@@ -172,12 +96,13 @@ def _limits(*, counted: bool) -> tuple[tuple[int, int], ...]:
     )
 
 
-def _private(taken: set[str]) -> tuple[str, ...]:
+def private_folders(taken: set[str]) -> tuple[str, ...]:
+    """Return the folders of `PRIVATE` that exist, with links followed, and that are not in `taken`."""
     places = dict.fromkeys(os.path.realpath(path) for path in PRIVATE)
     return tuple(path for path in places if os.path.isdir(path) and path not in taken)
 
 
-def _mounts(
+def mount_options(
     place: RunFolders,
     command: StartCommand,
     servers: ServerFiles,
@@ -225,7 +150,9 @@ def _needed(
                 yield _with_its_folder(path, roof)
 
 
-def _hidden(place: RunFolders, servers: ServerFiles, own: tuple[str, ...], covered: Masks) -> Iterator[tuple[str, str]]:
+def hidden_servers(
+    place: RunFolders, servers: ServerFiles, own: tuple[str, ...], covered: Masks
+) -> Iterator[tuple[str, str]]:
     """Yield each server whose configuration names an existing file that the agent cannot see, with that file."""
     for name, words in servers.items():
         for word in words:

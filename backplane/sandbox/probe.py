@@ -10,19 +10,17 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
+import anyio.from_thread
 import anyio.to_thread
 import msgspec
 
-from backplane.errors import BackendError, BackplaneError
+from backplane.errors import BackendError
 from backplane.process.launch import GUARD_WORKS
 from backplane.process.tool import run_tool, search_path
 from backplane.sandbox import landlock
 
 TRIAL_S_MAX: Final = 5.0
 """Seconds for one trial, which usually takes some ms, or 1 s on a loaded machine; no trial follows a longer one."""
-
-LEFT_S_MAX: Final = 0.5
-"""Seconds for an abandoned trial to end; it checks every 50 ms. If it takes longer, another run may wait for it."""
 
 _SAID: Final = re.compile(rb"([0-9]{1,10})\nbubblewrap ([0-9A-Za-z.+~-]{1,40})\s*")
 """Output of a trial: its pid in the namespace, and bubblewrap's version."""
@@ -71,38 +69,18 @@ class Probe(msgspec.Struct, frozen=True):
         return self.bubblewrap, self.network, self.landlock
 
 
-def probe(environ: Mapping[str, str], stopped: Callable[[], bool] = lambda: False) -> Probe:
+def probe(environ: Mapping[str, str], stopped: Callable[[], object] = lambda: None) -> Probe:
     """Try the layers. Blocks for some ms the first time, so call it in a worker thread.
 
     Args:
-        stopped: called during a trial; True ends the trial, and no result is kept.
-
-    Raises:
-        BackendError: `execution_tool_failed`, the trial was stopped.
+        stopped: called during a trial; its exception ends the trial, and no result is kept.
     """
-    path = shutil.which("bwrap", path=search_path(environ)) if GUARD_WORKS else None
-    return _bubblewrap(path).find(stopped)
+    return _bubblewrap(shutil.which("bwrap", path=search_path(environ)) if GUARD_WORKS else None).find(stopped)
 
 
 async def try_layers(environ: Mapping[str, str]) -> Probe:
     """Try the layers in a worker thread; if cancelled, end the trial first."""
-    left, over = threading.Event(), threading.Event()
-    over.set()
-
-    def work() -> Probe:
-        over.clear()
-        try:
-            return probe(environ, left.is_set)
-        finally:
-            over.set()
-
-    try:
-        return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
-    finally:
-        left.set()
-        if not over.is_set():  # Otherwise the end of this process could leave the trial's program behind.
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(over.wait, LEFT_S_MAX)
+    return await anyio.to_thread.run_sync(probe, environ, anyio.from_thread.check_cancelled)
 
 
 @functools.cache
@@ -118,18 +96,16 @@ class _Bubblewrap:
         self._found: Probe | None = None
         self._finding = threading.Lock()
 
-    def find(self, stopped: Callable[[], bool]) -> Probe:
-        """Return the result of the trial. Raises BackendError if it was stopped."""
+    def find(self, stopped: Callable[[], object]) -> Probe:
+        """Return the result of the trial. Raises what `stopped` raises."""
         with self._finding:
-            if self._found is None:
-                self._found = self._try(stopped)
+            self._found = self._found or self._try(stopped)
             return self._found
 
-    def _try(self, stopped: Callable[[], bool]) -> Probe:
-        path = self._path
+    def _try(self, stopped: Callable[[], object]) -> Probe:
+        path, why = self._path, ""
         if path is None:
             return _without("bwrap is not found" if GUARD_WORKS else "only Linux has it", "install bubblewrap")
-        why = ""
         for rights in _rights():
             command = (path, *BASE, *rights)
             # Try bubblewrap and a network namespace at once, because most machines have both.
@@ -137,9 +113,7 @@ class _Bubblewrap:
                 no_network, version = _trial((*command, "--unshare-net"), path, stopped)
                 if no_network:
                     why, version = _trial(command, path, stopped)
-            except BackplaneError as error:
-                if stopped():
-                    raise
+            except BackendError as error:
                 return _without(error.message, f"see what {path} does")
             if not no_network or not why:
                 network = Probed("network namespace", not no_network, version, no_network)
@@ -154,7 +128,7 @@ def _without(why: str, fix: str) -> Probe:
     return Probe(Probed("bubblewrap", False, "", why, fix), network, _landlock())
 
 
-def _trial(command: tuple[str, ...], path: str, stopped: Callable[[], bool]) -> tuple[str, str]:
+def _trial(command: tuple[str, ...], path: str, stopped: Callable[[], object]) -> tuple[str, str]:
     """Run a shell in bubblewrap; return why that fails, or "", and bubblewrap's version.
 
     The shell prints its pid, which is 1 in a new namespace, and then starts `bwrap --version`.

@@ -31,6 +31,7 @@ from backplane.sandbox.http import (
     HEAD_BYTES_MAX,
     IDLE_S_MAX,
     HttpClient,
+    Refused,
     forwarded,
 )
 
@@ -40,14 +41,8 @@ HEAD_S_MAX: Final = 15.0
 LOOKUPS_MAX: Final = 8
 """Limit of simultaneous name lookups of one run; further ones wait. A resolver may take 30 s, and cannot be stopped."""
 
-Names = anyio.CapacityLimiter
-"""Limits simultaneous name lookups."""
-
 Address = tuple[int, tuple[str | int, ...]]
 """An address family, and an address for `connect`."""
-
-ADDRESSES_MAX: Final = 16
-"""Number of addresses of one name that are tried."""
 
 FORBIDDEN: Final = 403
 """Status of a connection that a rule forbids; the client gets the rule instead of "Forbidden"."""
@@ -92,14 +87,6 @@ class Connections:
         }
 
 
-class ConnectionRefused(Exception):
-    """A refused connection: the status and the reason for the client."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
 class ConnectionRules:
     """Decides where a connection may go, by name and by address.
 
@@ -115,18 +102,18 @@ class ConnectionRules:
         """Check a target by its name; return True for a backend's endpoint, whose addresses need no check.
 
         Raises:
-            ConnectionRefused: the target is forbidden, or ambiguous.
+            Refused: the target is forbidden, or ambiguous.
         """
         place = read_target(target)
         if place is None:
-            raise ConnectionRefused(400, "the target does not say clearly where it leads")
+            raise Refused(400, "the target does not say clearly where it leads")
         if self._is_endpoint(place):
             return True
         decision = self._policy.decide_connection(target)
         if decision.rule == _NOT_LISTED and self._is_https(place):
             return False
         if decision.allowed != "allow":
-            raise ConnectionRefused(FORBIDDEN, decision.reason)
+            raise Refused(FORBIDDEN, decision.reason)
         return False
 
     def _is_https(self, place: Target) -> bool:
@@ -142,7 +129,7 @@ class ConnectionRules:
         """Check an address of a name, because an allowed name must not lead to a forbidden address.
 
         Raises:
-            ConnectionRefused: the address is forbidden.
+            Refused: the address is forbidden.
         """
         place = ipaddress.ip_address(address)
         mapped = getattr(place, "ipv4_mapped", None)
@@ -153,9 +140,9 @@ class ConnectionRules:
         # or its neighbours', need one, or the owner of the name could choose any of them.
         trusted = place.is_global or (place.is_loopback and host == "localhost")
         if decision.allowed != "allow" and not (trusted and decision.rule == _NOT_LISTED):
-            raise ConnectionRefused(FORBIDDEN, f"{host!r} leads to {place}: {decision.reason}")
+            raise Refused(FORBIDDEN, f"{host!r} leads to {place}: {decision.reason}")
         if place.is_multicast or place.is_unspecified:
-            raise ConnectionRefused(FORBIDDEN, f"{host!r} leads to {place}, which is no host")
+            raise Refused(FORBIDDEN, f"{host!r} leads to {place}, which is no host")
 
     def _is_endpoint(self, target: Target) -> bool:
         return any(rule.matches(target, unsaid=True) for rule in self._endpoints)
@@ -177,17 +164,17 @@ async def serve(door: socket.socket, judge: ConnectionRules, connections: Connec
     await visited(door, attend, CONNECTIONS_MAX)
 
 
-def _refusal_for(error: Exception) -> ConnectionRefused:
-    if isinstance(error, ConnectionRefused):
+def _refusal_for(error: Exception) -> Refused:
+    if isinstance(error, Refused):
         return error
     if not isinstance(error, h11.RemoteProtocolError):
-        return ConnectionRefused(500, f"the proxy failed: {type(error).__name__}")
+        return Refused(500, f"the proxy failed: {type(error).__name__}")
     if error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
-        return ConnectionRefused(error.error_status_hint, f"the head is over {HEAD_BYTES_MAX} bytes")
-    return ConnectionRefused(error.error_status_hint, "not a request of HTTP/1")
+        return Refused(error.error_status_hint, f"the head is over {HEAD_BYTES_MAX} bytes")
+    return Refused(error.error_status_hint, "not a request of HTTP/1")
 
 
-async def _refuse(client: HttpClient, refusal: ConnectionRefused, connections: Connections) -> None:
+async def _refuse(client: HttpClient, refusal: Refused, connections: Connections) -> None:
     words, reason = str(refusal), HTTPStatus(refusal.status).phrase
     connections.deny(words)
     if refusal.status == FORBIDDEN:
@@ -197,19 +184,21 @@ async def _refuse(client: HttpClient, refusal: ConnectionRefused, connections: C
         await client.answer(refusal.status, "text/plain; charset=utf-8", f"{words}\n".encode(), reason.encode())
 
 
-async def _carry_one(client: HttpClient, judge: ConnectionRules, connections: Connections, names: Names) -> None:
+async def _carry_one(
+    client: HttpClient, judge: ConnectionRules, connections: Connections, names: anyio.CapacityLimiter
+) -> None:
     with anyio.move_on_after(HEAD_S_MAX) as reading:
         request = await client.request()
     if reading.cancelled_caught:
-        raise ConnectionRefused(408, f"no whole request within {HEAD_S_MAX:g} s")
+        raise Refused(408, f"no whole request within {HEAD_S_MAX:g} s")
     if request is None:
         return
     target = request.target.decode("ascii")
     place, is_tunnel = read_target(target), request.method == b"CONNECT"
     if is_tunnel and (place is None or place.port is None or place.scheme is not None or place.path is not None):
-        raise ConnectionRefused(400, "CONNECT takes host:port")
+        raise Refused(400, "CONNECT takes host:port")
     if place is None or place.port is None or (not is_tunnel and place.scheme != "http"):
-        raise ConnectionRefused(400, "give the whole address of an http:// resource, or CONNECT")
+        raise Refused(400, "give the whole address of an http:// resource, or CONNECT")
     host = place.host.strip("[]")
     with await _connect(host, place.port, judge, judge.check_name(target), names) as server:
         connections.allow(f"{host}:{place.port}")
@@ -266,7 +255,9 @@ async def _pour(source: socket.socket, sink: socket.socket, idle: anyio.CancelSc
         idle.cancel()
 
 
-async def _connect(host: str, port: int, judge: ConnectionRules, own: bool, names: Names) -> socket.socket:
+async def _connect(
+    host: str, port: int, judge: ConnectionRules, own: bool, names: anyio.CapacityLimiter
+) -> socket.socket:
     """Resolve the name, check every address, and connect to the first that answers.
 
     Args:
@@ -278,15 +269,15 @@ async def _connect(host: str, port: int, judge: ConnectionRules, own: bool, name
             async with names:
                 found = await in_daemon(functools.partial(_look_up, host, port))
         except (OSError, UnicodeError) as error:
-            raise ConnectionRefused(502, f"{host!r} cannot be found: {error}") from error
-        addresses = list(dict.fromkeys(found))[:ADDRESSES_MAX]
+            raise Refused(502, f"{host!r} cannot be found: {error}") from error
+        addresses = list(dict.fromkeys(found))
         if not own:
             for _, where in addresses:
                 judge.check_address(host, str(where[0]), port)
         for family, where in addresses:
             with suppress(OSError):
                 return await _reach(family, where)
-    raise ConnectionRefused(502, f"{host!r} does not answer on port {port}")
+    raise Refused(502, f"{host!r} does not answer on port {port}")
 
 
 def _look_up(host: str, port: int) -> list[Address]:

@@ -1,7 +1,8 @@
-"""Checks the demands on one host's sandbox before a start, and plans its mounts once the folders are known."""
+"""Checks the demands on one host's sandbox before a start, and plans the sandbox once the folders are known."""
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,11 @@ from backplane.contract.canonical import Json
 from backplane.policy.rules import Policy
 from backplane.policy.urls import network_rules
 from backplane.process.child import Child, Ready, open_child
-from backplane.process.launch import StartCommand
-from backplane.sandbox import credentials, demands, mounts, plan
-from backplane.sandbox.probe import Probe
+from backplane.process.launch import Cage, StartCommand
+from backplane.sandbox import credentials, demands, landlock, mounts, plan
+from backplane.sandbox.credentials import within
+from backplane.sandbox.labels import Held, label
+from backplane.sandbox.probe import MOUNTS, Probe
 
 if TYPE_CHECKING:
     from backplane.sandbox.proxy import Connections
@@ -71,7 +74,13 @@ class Sandbox:
         servers: plan.ServerFiles,
         agent: str | None,
     ) -> plan.Contained:
-        """Plan the sandbox of a command. Blocking.
+        """Plan the sandbox of a command. Blocking; searches the workspace if the policy has rules on files.
+
+        Args:
+            writable: absolute paths besides the workspace that the host may change, such as its own state.
+            endpoints: targets to which the host may always connect, whatever the rules on the network.
+            servers: MCP servers that the host's agent is to start.
+            agent: path of the program that the host is to start.
 
         Raises:
             CapabilityError: `capability_unsupported`, the system cannot enforce a rule that the order wants enforced.
@@ -79,21 +88,58 @@ class Sandbox:
         """
         if endpoints:
             network_rules(endpoints)
-        assert self._found is not None, "admitted before"
-        held = plan.plan(
-            folders,
-            command,
-            self._policy,
-            self._found,
+        found, profile, root = self._found, self._policy.profile, folders.root
+        assert found is not None, "admitted before"
+        own = tuple(path for path in writable if os.path.exists(path))
+        networked = bool(profile.allow_network or profile.deny_network)
+        covered, stores = mounts.Masks(), credentials.Covered()
+        wrapper: tuple[str, ...] = ()
+        private: tuple[str, ...] = ()
+        if found.bubblewrap.usable:
+            private = plan.private_folders({root, *own})
+            originals = (folders.original,) if folders.original else ()
+            homes = credentials.homes_of(command.env.get("HOME"))
+            given = set(command.env.values())
+            stores = credentials.cover(root, originals, own, homes, self._open_stores, given)
+            covered = mounts.work_out(profile, root, originals, homes, stores)
+            network = ("--unshare-net",) if networked and found.network.usable else ()
+            system = MOUNTS if "/" not in (root, *own) else ("--bind", *MOUNTS[1:])
+            options = plan.mount_options(folders, command, servers, own, private, agent)
+            wrapper = (*found.command, *network, *system, *options, *covered.options, "--")
+        kept = (*plan.DEVICES, root, *own, *(private or (folders.scratch,)), folders.scratch)
+        interface = found.landlock_version
+        # The system counts processes for an ordinary user's namespace, but not for root.
+        is_counted = bool(wrapper) and os.geteuid() != 0
+        held = Held(
             isolation=self._isolation,
-            writable=writable,
-            endpoints=endpoints,
-            open_stores=self._open_stores,
-            servers=servers,
-            agent=agent,
+            found=found,
+            profile=profile,
+            writable=(root, *own),
+            missing=tuple(path for path in writable if path not in own),
+            masks=covered,
+            stores=stores,
+            private=bool(private),
+            state_open=any(within(folders.state, path) for path in (root, *own)),
+            processes_max=plan.PROCESSES_MAX if is_counted else None,
         )
-        demands.check_plan(self._isolation, self._demands, self._policy.profile, held)
-        return held
+        confined = landlock.rules(interface, list(kept)) if interface else None
+        limits = plan.limits(counted=is_counted) if self._isolation != "off" else ()
+        controls_network = networked and (found.network.usable or interface >= landlock.NETWORK_SINCE)
+        planned = plan.Contained(
+            cage=Cage(wrapper=wrapper, landlock=confined, limits=limits),
+            env={"TMPDIR": plan.PRIVATE[0] if plan.PRIVATE[0] in private else folders.scratch},
+            policy=self._policy if controls_network else None,
+            endpoints=endpoints,
+            interface=interface,
+            writable=kept,
+            label=label(held),
+            hidden_servers=dict(plan.hidden_servers(folders, servers, own, covered)) if wrapper else {},
+            gaps=held.gaps(),
+            uncovered=covered.uncovered,
+            shortfall=held.shortfall(),
+        )
+        demands.check_plan(self._isolation, self._demands, profile, planned)
+        return planned
 
     def open(
         self,

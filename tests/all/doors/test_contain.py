@@ -34,8 +34,9 @@ from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 from backplane.runtime.state import StateFolder
 from backplane.sandbox import labels, landlock, mounts, proxy
+from backplane.sandbox.http import Refused
 from backplane.sandbox.probe import Name, Probe, probe
-from backplane.sandbox.proxy import ConnectionRefused, ConnectionRules, Connections
+from backplane.sandbox.proxy import ConnectionRules, Connections
 from tests.layers import without
 from tests.peers import PYTHON, ROOT
 from tests.runs import QUICK, go, mock_backend, not_begun, order, script
@@ -840,7 +841,7 @@ def test_a_name_that_is_allowed_opens_no_way_to_an_address_that_is_not(
     judge = ConnectionRules(compile_policy(policy(**lists)), ())
     assert judge.check_name(f"{host}:443") is False
     if refused:
-        with pytest.raises(ConnectionRefused):
+        with pytest.raises(Refused):
             judge.check_address(host, address, 443)
     else:
         judge.check_address(host, address, 443)
@@ -850,7 +851,7 @@ def test_a_rule_with_the_scheme_of_a_tunnel_allows_the_tunnel() -> None:
     judge = ConnectionRules(compile_policy(policy(allow_network=("https://a.example",))), ())
     judge.check_name("a.example:443")
     for target in ("b.example:443", "a.example:80/x", "a.example@b.example:443", "http://a.example/"):
-        with pytest.raises(ConnectionRefused):
+        with pytest.raises(Refused):
             judge.check_name(target)
 
 
