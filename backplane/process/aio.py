@@ -33,14 +33,13 @@ SECOND_LOOK_S: Final = 0.05
 ACCEPT_AGAIN_S: Final = 0.05
 """Seconds until the next `accept` after one that failed because no descriptor was free or the client had gone."""
 
-_ENDING: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
-"""Signals on which our programs end in order; some systems lack some of them."""
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals on which our programs end in order."""
 
 
 def ending_signals() -> list[signal.Signals]:
     """Return the signals to handle, except those ignored at our start (by nohup, or in a background job)."""
-    known = [getattr(signal, name) for name in _ENDING if hasattr(signal, name)]
-    return [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
+    return [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def asyncio_loop() -> asyncio.AbstractEventLoop | None:
@@ -56,18 +55,6 @@ def asyncio_task() -> asyncio.Task[Any] | None:
     import asyncio
 
     return asyncio.current_task()
-
-
-class TaskRef:
-    """Identifies the task that created it."""
-
-    def __init__(self) -> None:
-        self._id, self._task = anyio.get_current_task().id, asyncio_task()
-
-    def is_another(self) -> bool:
-        """Return True if another task made this, and still runs as far as is known: trio does not tell that."""
-        ended = self._task is not None and self._task.done()
-        return not ended and self._id != anyio.get_current_task().id
 
 
 async def in_time(wait: Callable[[], Awaitable[object]], timeout_s: float) -> bool:

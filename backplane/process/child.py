@@ -125,10 +125,21 @@ class Child:
         cut = max(0, len(self._tail) - STDERR_BYTES_MAX)
         return OutputTail(bytes(self._tail[cut:]), bytes(self._tail[:cut]))
 
-    async def arrived(self, timeout_s: float) -> bytes:
-        """Return the guard's first message about the program; empty if none came in time, or the guard ended."""
-        await in_time(self._heard.wait, timeout_s)
-        return self._first_word
+    async def arrive(self, command: StartCommand) -> None:
+        """Wait until the program itself has started. Raises as `open_child`."""
+        await in_time(self._heard.wait, START_S_MAX)
+        word = self._first_word
+        if self.fault is not None:
+            raise self.fault
+        if word.startswith(b"spawn_error "):
+            where, number = word.split()[1:]
+            raise refused(command, where, int(number))
+        if not word:
+            await self.stop(grace_s=0)
+            fault = refused(command, b"exec", errno.ECHILD)
+            fault.hint = "its guard did not start, which needs Linux 5.3 or newer; see the evidence"
+            fault.evidence = self.stderr_tail.decode("utf-8", "replace")
+            raise fault
 
     async def release_when(self, ready: Callable[[], Awaitable[object]]) -> None:
         """Have the guard start the program once `ready` returns; if the guard ends first, cancel `ready`."""
@@ -394,28 +405,12 @@ async def open_child(
             try:
                 if ready is not None:
                     await child.release_when(ready)
-                await _arrive(child, command)
+                await child.arrive(command)
                 yield child
             finally:
                 await child.leave()
     finally:
         child.close()
-
-
-async def _arrive(child: Child, command: StartCommand) -> None:
-    """Wait until the program itself has started. Raises as `open_child`."""
-    word = await child.arrived(START_S_MAX)
-    if child.fault is not None:
-        raise child.fault
-    if word.startswith(b"spawn_error "):
-        where, number = word.split()[1:]
-        raise refused(command, where, int(number))
-    if not word:
-        await child.stop(grace_s=0)
-        fault = refused(command, b"exec", errno.ECHILD)
-        fault.hint = "its guard did not start, which needs Linux 5.3 or newer; see the evidence"
-        fault.evidence = child.stderr_tail.decode("utf-8", "replace")
-        raise fault
 
 
 def _launch(command: StartCommand, cage: Cage) -> Child:

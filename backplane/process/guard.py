@@ -111,8 +111,8 @@ def pidfd_open(pid: int) -> int:
 def main(control: int, order: int) -> None:
     """Read the order, start the host, and return once all its processes are gone.
 
-    The order is a file with a marshalled tuple (argv, env, cwd, cage). The cage's members are all optional: `held`
-    (start the host only at "go"), `plane` (the control plane's pidfd, if this is the first process of a namespace),
+    The order is a file with a marshalled tuple (argv, env, cwd, cage). The cage's members may be missing or None:
+    `held` (start the host only at "go"), `plane` (the control plane's pidfd, in the first process of a namespace),
     `stdio` (the host's three descriptors under other numbers), `door` (the socket over which to send a listening one,
     and the port to listen on), `limits` (numbers and values) and `landlock` (arguments of `confine`).
 
@@ -138,7 +138,7 @@ def main(control: int, order: int) -> None:
         if _libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             _write(control, b"spawn_error subreaper 0")
             return
-    if "door" in cage:
+    if cage.get("door"):
         _send_door(*cage["door"])
     stdio = cage.get("stdio", ())
     for fd in stdio:
@@ -202,7 +202,7 @@ def _become(
             where = b"limits"
             if _libc("setrlimit", number, most.to_bytes(RLIMIT_BYTES, sys.byteorder) * 2) != 0:
                 raise OSError(1, "setrlimit")
-        if "landlock" in cage:
+        if cage.get("landlock"):
             where = b"landlock"
             confine(*cage["landlock"])  # type: ignore[misc]  # its arguments
         where = b"exec"

@@ -122,29 +122,24 @@ class Pipe:
         elif isinstance(received, Malformed):
             if self._strict:
                 await self._ends.write(self._peer.refuse(received.id, received.code, received.why))
-        else:
-            self._take_answer(received.id, received)
-
-    def _take_answer(self, id: Id, reply: Response) -> None:
-        waiting = self._waiting.get(id)
-        if waiting is not None and not waiting[1]:
-            waiting[1].append(reply)
+        elif (waiting := self._waiting.get(received.id)) is not None and not waiting[1]:
+            waiting[1].append(received)
             waiting[0].set()
 
     async def _begin(self, asked: Request, size: int, tasks: anyio.abc.TaskGroup) -> None:
+        code, why = INTERNAL_ERROR, ""
         if len(self._asked) >= ASKED_MAX:
-            await self._ends.write(self._peer.refuse(asked.id, INTERNAL_ERROR, f"{ASKED_MAX} questions are open"))
+            why = f"{ASKED_MAX} questions are open"
         elif asked.id in self._asked:
-            await self._ends.write(
-                self._peer.refuse(asked.id, INVALID_REQUEST, "another question with this id is open")
-            )
+            code, why = INVALID_REQUEST, "another question with this id is open"
         elif self._asked and self._asked_bytes + size > ASKED_BYTES_MAX:
             why = f"questions of {ASKED_BYTES_MAX} bytes are open; ask again when one is answered"
-            await self._ends.write(self._peer.refuse(asked.id, INTERNAL_ERROR, why))
-        else:
-            scope = self._asked[asked.id] = anyio.CancelScope()
-            self._asked_bytes += size
-            tasks.start_soon(self._reply, asked, size, scope)
+        if why:
+            await self._ends.write(self._peer.refuse(asked.id, code, why))
+            return
+        scope = self._asked[asked.id] = anyio.CancelScope()
+        self._asked_bytes += size
+        tasks.start_soon(self._reply, asked, size, scope)
 
     async def _reply(self, asked: Request, size: int, scope: anyio.CancelScope) -> None:
         try:

@@ -66,23 +66,21 @@ def spawn_guard(line: int, command: StartCommand, stdio: Stdio, cage: Cage) -> s
         BackendError: `sidecar_spawn_failed`.
         OSError: the file cannot be made.
     """
-    inside: dict[str, object] = {"held": cage.held, "limits": cage.limits}
-    if cage.landlock:
-        inside["landlock"] = cage.landlock
-    extra: tuple[Any, ...] = ()
+    inside: dict[str, object] = {"held": cage.held, "limits": cage.limits, "landlock": cage.landlock, "door": cage.door}
+    extra: tuple[Any, ...] = () if cage.door is None else (cage.door[0],)
     if cage.wrapper:
         # The wrapper lives as long as the guard, so it must not keep the host's stdin and stdout open.
         inside["stdio"] = stdio
-        extra, stdio = stdio, (subprocess.DEVNULL, subprocess.DEVNULL, stdio[2])
-    if cage.door is not None:
-        inside["door"] = cage.door
-        extra += (cage.door[0],)
+        extra, stdio = (*extra, *stdio), (subprocess.DEVNULL, subprocess.DEVNULL, stdio[2])
     with _order_file() as order, ExitStack() as opened:
         if cage.wrapper:
             plane = inside["plane"] = guard.pidfd_open(os.getpid())
             opened.callback(os.close, plane)
             extra += (plane,)
-        order.write(_order_bytes(command, inside))
+        argv = [os.fsencode(word) for word in command.argv]
+        env = {os.fsencode(name): os.fsencode(value) for name, value in command.env.items()}
+        cwd = None if command.cwd is None else os.fsencode(command.cwd)
+        order.write(marshal.dumps((argv, env, cwd, inside)))
         order.flush()
         words = (*cage.wrapper, sys.executable, "-I", "-S", _guard_file(), str(line), str(order.fileno()))
         start = StartCommand(words, loader_env(), "/")
@@ -105,13 +103,6 @@ def _order_file() -> IO[bytes]:
     import tempfile  # Only a Python compiled on an old system needs it.
 
     return tempfile.TemporaryFile()
-
-
-def _order_bytes(command: StartCommand, inside: dict[str, object]) -> bytes:
-    argv = [os.fsencode(word) for word in command.argv]
-    env = {os.fsencode(name): os.fsencode(value) for name, value in command.env.items()}
-    cwd = None if command.cwd is None else os.fsencode(command.cwd)
-    return marshal.dumps((argv, env, cwd, inside))
 
 
 def loader_env() -> dict[str, str]:

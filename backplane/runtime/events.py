@@ -13,7 +13,7 @@ import anyio
 from backplane.contract.canonical import Json, timestamp_at
 from backplane.contract.events import AgentEvent, carried, carry
 from backplane.errors import BackplaneError, ConfigError
-from backplane.process.aio import TaskRef
+from backplane.process.aio import asyncio_task
 from backplane.protocol.messages import Events
 from backplane.receipts.build import OWN_LINES_MAX, RunState
 from backplane.runtime.ending import RunEnding
@@ -81,7 +81,7 @@ class EventStream:
 
     def is_read_elsewhere(self) -> bool:
         """Return True if a task that still runs, and is not the current one, iterates over the events."""
-        return bool(self._readers) and any(reader.task.is_another() for reader in self._readers)
+        return bool(self._readers) and any(reader.is_elsewhere() for reader in self._readers)
 
     async def drained(self) -> None:
         """Wait for the end of the run; without a reader in another task, discard its events."""
@@ -117,8 +117,13 @@ class RunReader:
             hint = "read it in one task; others may `await run.wait()` meanwhile"
             raise ConfigError("config_invalid", fact, hint=hint)
         self._stream = stream
-        self.task = TaskRef()
+        self._task_id, self._task = anyio.get_current_task().id, asyncio_task()
         stream._readers.add(self)
+
+    def is_elsewhere(self) -> bool:
+        """Return True if another task made this, and still runs as far as is known: trio does not tell that."""
+        has_ended = self._task is not None and self._task.done()
+        return not has_ended and self._task_id != anyio.get_current_task().id
 
 
 class RunEvents(RunReader):
