@@ -233,11 +233,15 @@ async def _carry_request(
     await send(server, there.send(h11.Request(method=request.method, target=path, headers=headers)))
 
     async def send_body() -> None:
-        with suppress(OSError, h11.ProtocolError):  # The server may answer before the whole body has come.
+        try:
             async for data in client.body():
                 await send(server, there.send(h11.Data(data=data)))
                 idle.deadline = anyio.current_time() + IDLE_S_MAX
             await send(server, there.send(h11.EndOfMessage()))
+        except OSError:  # The server may answer before the whole body has come.
+            return
+        except h11.ProtocolError:  # The client has broken off.
+            idle.cancel()
 
     async with beside(send_body):
         await _pour(server, client.end, idle)
