@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
@@ -103,7 +103,7 @@ async def start(order: WorkOrder | str, **given: Any) -> AsyncIterator[Run[Any]]
         BackendError: `backend_not_found`, `backend_unavailable`, `rate_limit_exceeded`.
         CapabilityError: `capability_unsupported`, no backend was named and none is eligible.
     """
-    async with attempting(order, **given) as attempts, attempts.begin() as run:
+    async with attempting(order, given) as attempts, attempts.begin() as run:
         yield run
 
 
@@ -134,7 +134,7 @@ def run(order: WorkOrder | str, *, on_event: OnEvent | None = None, **given: Any
     """
 
     async def whole() -> Run[Any]:
-        async with attempting(order, **given) as attempts:
+        async with attempting(order, given) as attempts:
             return await attempts.last(on_event)
 
     if not _inside_a_loop():
@@ -186,25 +186,21 @@ class Attempting:
 
 
 @asynccontextmanager
-async def attempting(order: WorkOrder | str, **given: Any) -> AsyncIterator[Attempting]:
-    """Prepare the runs of one order; arguments and errors are those of `start`."""
-    check_names(given, *StartOptions.__annotations__)
-    async with (
-        ControlPlane(given.get("settings"), given.get("home")) as plane,
-        _attempting_on(plane, order, given) as attempts,
-    ):
-        yield attempts
-
-
-@asynccontextmanager
-async def _attempting_on(
-    plane: ControlPlane, order: WorkOrder | str, given: dict[str, Any], router: TaskRouter | None = None
+async def attempting(
+    order: WorkOrder | str, given: Mapping[str, Any], router: TaskRouter | None = None
 ) -> AsyncIterator[Attempting]:
-    """Prepare the runs of one order; if a router is given, it chooses the backend, even if the caller names one."""
+    """Prepare the runs of one order; `given` has the arguments of `start`, whose errors are raised.
+
+    Args:
+        router: chooses the backend on its control plane, even if the caller names one.
+    """
+    check_names(given, *(StartOptions.__annotations__ if router is None else ()))
     options: Any = {name: value for name, value in given.items() if name in OPTIONS}
     hooks = options.get("hooks", ())
     check_callbacks(options.get("on_ask"), hooks)
     async with AsyncExitStack() as opened:
+        settings, home = given.get("settings"), given.get("home")
+        plane = router.plane if router else await opened.enter_async_context(ControlPlane(settings, home))
         whole, own = taken(await order_of(order, opened, **options))
         log_without_effect(whole, (*own, *hooks))
         backend, attempts = given.get("backend"), None
@@ -232,7 +228,7 @@ class TaskRouter:
         if inspect.iscoroutinefunction(strategy):
             fact, hint = f"the strategy {strategy.__name__} is an async function", "make it a plain function"
             raise ConfigError("config_invalid", fact, hint=f"{hint}: it chooses among options that it is given")
-        self._plane = plane
+        self.plane = plane
         self.strategy = read_strategy(strategy) if isinstance(strategy, str) else strategy
 
     def select_provider(self, task: TaskDescriptor) -> RoutingDecision:
@@ -245,7 +241,7 @@ class TaskRouter:
         return self._choose(task)[1]
 
     def _choose(self, task: TaskDescriptor) -> tuple[World, RoutingDecision]:
-        world = look_around(self._plane.settings, self._plane.environ, self._plane.home)
+        world = look_around(self.plane.settings, self.plane.environ, self.plane.home)
         decision = world.choose(task, strategy=self.strategy)
         decision.chosen()
         return world, decision
@@ -266,9 +262,9 @@ class TaskRouter:
         Raises:
             CapabilityError, ConfigError, StoreError: as `start`, before anything is started.
         """
-        check_names(given, "on_event")
-        async with _attempting_on(self._plane, order, given, self) as attempts:
-            return await attempts.last(given.get("on_event"))
+        on_event = given.pop("on_event", None)
+        async with attempting(order, given, self) as attempts:
+            return await attempts.last(on_event)
 
     async def create_session_for_task(
         self, task: TaskDescriptor, config: SessionConfig | None = None
@@ -284,5 +280,5 @@ class TaskRouter:
         config, model = config or SessionConfig(), world.model_for(decision.chosen())
         if model is not None and config.model is None:
             config = replace(config, model=model)
-        provider = Provider(self._plane, decision.chosen().backend)
+        provider = Provider(self.plane, decision.chosen().backend)
         return await provider.create_session(config), provider

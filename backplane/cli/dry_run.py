@@ -15,8 +15,8 @@ from backplane.routing.driver import look_around, task_of
 from backplane.routing.router import RoutingDecision
 from backplane.runtime.backends import Backend
 from backplane.runtime.faults import check_whole
-from backplane.runtime.plane import signer_of
 from backplane.runtime.requirements import check_place
+from backplane.runtime.state import signer_of
 
 
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from backplane.errors import BackplaneError, ConfigError
 from backplane.policy.rules import compile_policy
 from backplane.runtime import backends, hooks
 from backplane.runtime.orders import check_order, read_policy
-from backplane.runtime.plane import signer_of
+from backplane.runtime.state import signer_of
 from backplane.sandbox.credentials import read_names
 from backplane.sandbox.demands import read_demands
 from backplane.upstream.cost import read_price

@@ -32,30 +32,16 @@ from backplane.runtime.places import Places, rank_of
 from backplane.runtime.replay import find_replay
 from backplane.runtime.results import apply_once
 from backplane.runtime.run import Run
-from backplane.runtime.state import StateFolder
+from backplane.runtime.state import StateFolder, signer_of
 from backplane.runtime.warm import WarmHosts
 
 if TYPE_CHECKING:
-    from backplane.receipts.signatures import Signer
     from backplane.sandbox.probe import Probe
     from backplane.telemetry.sender import Sender
 
 __all__ = ["ControlPlane", "Run"]
 
 NOTHING: Final[Mapping[str, Json]] = MappingProxyType({})
-
-
-def signer_of(key: str | None) -> Signer | None:
-    """Return a signer of receipts for a key; None without a key.
-
-    Raises:
-        ConfigError: `config_invalid`, the key cannot be read, or the extra is missing.
-    """
-    if key is None:
-        return None
-    from backplane.receipts.signatures import Signer  # Loads a library that most programs do not need.
-
-    return Signer(key)
 
 
 def _sender(environ: Mapping[str, str]) -> Sender | None:

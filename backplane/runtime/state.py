@@ -72,6 +72,19 @@ def raise_error(error: OSError) -> None:
     raise error
 
 
+def signer_of(key: str | None) -> Signer | None:
+    """Return a signer of receipts for a key; None without a key.
+
+    Raises:
+        ConfigError: `config_invalid`, the key cannot be read, or the extra is missing.
+    """
+    if key is None:
+        return None
+    from backplane.receipts.signatures import Signer  # Loads a library that most programs do not need.
+
+    return Signer(key)
+
+
 class StateFolder:
     """The state folder of a control plane: its store, its journals and its runs' copies."""
 

@@ -213,7 +213,7 @@ class McpSession:
         tell = self._progress(asked)
         answer = error = None
         home = config.home(self._environ)
-        async with api.attempting(order, backend=given.backend, settings=settings, home=home) as attempts:
+        async with api.attempting(order, {"backend": given.backend, "settings": settings, "home": home}) as attempts:
             while True:
                 with ExitStack() as after:  # The run stays in `_runs` until it has ended completely.
                     async with attempts.begin() as run, anyio.create_task_group() as tasks:
