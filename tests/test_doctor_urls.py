@@ -76,10 +76,11 @@ def test_a_base_with_its_version_whose_path_answers_an_event_stream_is_right(pro
     assert path.endswith(end)
 
 
-def test_a_protocol_that_is_not_spoken_there_is_told_with_the_one_that_is() -> None:
+def test_a_protocol_that_is_not_spoken_there_is_told_with_the_other_ones() -> None:
     with playing(keys=(KEY,), protocols=("openai_compatible",)) as server:
         found = check("anthropic", server.base_url("openai_compatible"))
-    assert (found[-1].state, found[-1].fix) == ("missing", "protocol openai_compatible")
+    assert found[-1].state == "missing"
+    assert "openai_compatible" in found[-1].fix
 
 
 def test_an_answer_that_does_not_stream_is_a_note() -> None:
@@ -92,8 +93,8 @@ def test_an_answer_that_does_not_stream_is_a_note() -> None:
 
 
 @pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if name != "gemini_ai_studio"])
-@pytest.mark.parametrize("path", ["", "/v2/v2"])
-def test_a_wrong_path_is_told_with_the_one_that_answers(protocol: Any, path: str) -> None:
+@pytest.mark.parametrize("path", ["", "/v1/v1"])
+def test_a_wrong_path_is_told_with_the_one_that_was_meant(protocol: Any, path: str) -> None:
     with playing(keys=(KEY,), prefix="/v1/") as server:
         found = check(protocol, server.url + path)
         right = server.base_url(protocol)

@@ -62,14 +62,6 @@ def tidy(protocol: str, base_url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], path, "", ""))
 
 
-def candidates(protocol: str, base_url: str) -> list[str]:
-    """Return other bases at the same host that may have been meant, the likeliest first."""
-    right, version = tidy(protocol, base_url), version_of(protocol)
-    root = urlunsplit((*urlsplit(right)[:2], "", "", ""))
-    found = (right, VERSION.sub("", right) + version, root + version)
-    return [one for one in dict.fromkeys(found) if one != base_url.strip().rstrip("/")]
-
-
 def key_doubts(base_url: str, *, has_key: bool) -> list[Check]:
     """Say where others could read a key: in the address, or on its way."""
     parts = urlsplit(base_url.strip())

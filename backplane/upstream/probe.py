@@ -1,4 +1,4 @@
-"""A trial of a base address: one small streamed request, and if it fails for the address, the likely other ones.
+"""A trial of a base address: one small streamed request, and what its answer shows.
 
 It runs on demand, because it can cost some tokens. The key is sent only to the host that it was given for, and never
 over http where https was asked for.
@@ -6,7 +6,6 @@ over http where https was asked for.
 
 from __future__ import annotations
 
-import re
 import socket
 import ssl
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ import msgspec
 
 from backplane.dialects import framing
 from backplane.errors import ConfigError
-from backplane.upstream.baseurl import Check, candidates, cut_tails, key_doubts, path_doubts
+from backplane.upstream.baseurl import Check, cut_tails, key_doubts, path_doubts
 from backplane.upstream.client import FOREIGN, causes, check_coding
 from backplane.upstream.clients import making_client
 from backplane.upstream.endpoint import CONNECT_S, PROTOCOLS, Endpoint, address, body_of, cut_urls, headers_of
@@ -48,20 +47,13 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
 }
 """The smallest request of each protocol. Chat has no limit, as services differ in its name."""
 
-_TITLE: Final = re.compile(r"<title[^>]*>([^<]*)", re.IGNORECASE)
 
-
-class AddressVerdict(msgspec.Struct, frozen=True):
-    """Judgement of an address by its answer."""
-
-    kind: Literal["right", "key", "wrong", "down"]
-    """`right`: the API is there, whatever else is amiss; `key`: it refuses the key; `wrong`: another address is meant;
-    `down`: nothing answers."""
-    check: Check
+Verdict = tuple[bool, Check]
+"""Whether the address is right, whatever else is amiss; and what an answer shows."""
 
 
 async def probe(endpoint: Endpoint, model: str | None = None, key_env: str = "") -> list[Check]:
-    """Try an endpoint and say what is wrong with it and what would be right.
+    """Send one request and say what is wrong with the address, and what would be right.
 
     Args:
         model: model to ask (default: `UNKNOWN_MODEL`).
@@ -79,44 +71,26 @@ async def probe(endpoint: Endpoint, model: str | None = None, key_env: str = "")
         except ConfigError as error:
             return [Check("missing", error.message, error.hint or "")]
         async with client:
-            first = await _ask(client, endpoint, model, key_env)
-            if first.kind == "right":
-                return [first.check]  # It works as it is, whatever it looks like.
-            doubts = path_doubts(endpoint.protocol, endpoint.base_url)
-            better = await _better(client, endpoint, model, key_env) if first.kind == "wrong" else None
-            fix = better or first.check.fix or next((check.fix for check in doubts), "check the whole address")
-            return [*doubts, msgspec.structs.replace(first.check, fix=fix)]
+            is_right, found = await _ask(client, endpoint, model or UNKNOWN_MODEL, key_env)
+        if is_right:
+            return [found]  # It works as it is, whatever it looks like.
+        doubts = path_doubts(endpoint.protocol, endpoint.base_url)
+        others = ", ".join(name for name in PROTOCOLS if name != endpoint.protocol)
+        fix = found.fix or next((check.fix for check in doubts), f"check the path, or try the protocol {others}")
+        return [*doubts, msgspec.structs.replace(found, fix=fix)]
     fact = f"{cut_urls(endpoint.base_url)} took over {PROBE_S:g} s"
     return [Check("missing", fact, "try again later, or ask the service's owner")]
 
 
-async def _better(client: httpx.AsyncClient, endpoint: Endpoint, model: str | None, key_env: str) -> str | None:
-    """Return what would be right: another base, or another protocol at this one; None if nothing answers."""
-    is_safe = endpoint.base_url.startswith("https:")
-    for base_url in candidates(endpoint.protocol, endpoint.base_url):
-        if is_safe and not base_url.startswith("https:"):
-            continue
-        verdict = await _ask(client, msgspec.structs.replace(endpoint, base_url=base_url), model, key_env)
-        if verdict.kind in ("right", "key"):
-            return f"base_url = {base_url!r}"
-    for protocol in PROTOCOLS:
-        verdict = await _ask(client, msgspec.structs.replace(endpoint, protocol=protocol), model, key_env)
-        if verdict.kind == "right":
-            return f"protocol {protocol}"
-    return None
-
-
-async def _ask(client: httpx.AsyncClient, endpoint: Endpoint, model: str | None, key_env: str) -> AddressVerdict:
-    """Send one request and read what it shows about the address."""
-    name = model or UNKNOWN_MODEL
-    url = address(endpoint, name, stream=True)
-    body = msgspec.json.encode(body_of(endpoint, {"model": name, **REQUESTS[endpoint.protocol]}, stream=True))
+async def _ask(client: httpx.AsyncClient, endpoint: Endpoint, model: str, key_env: str) -> Verdict:
+    url = address(endpoint, model, stream=True)
+    body = msgspec.json.encode(body_of(endpoint, {"model": model, **REQUESTS[endpoint.protocol]}, stream=True))
     try:
         headers = headers_of(endpoint, stream=True)
         async with client.stream("POST", url, content=body, headers=headers) as response:
             head = await _head(response)
     except FOREIGN as error:
-        return AddressVerdict("down", explain(error, endpoint))
+        return False, explain(error, endpoint)
     return _read(endpoint, cut_urls(url), response, head, key_env)
 
 
@@ -135,24 +109,25 @@ async def _head(response: httpx.Response) -> bytes:
 # What an answer shows -------------------------------------------------------------------------------------------------
 
 
-def _read(endpoint: Endpoint, where: str, response: httpx.Response, head: bytes, key_env: str) -> AddressVerdict:
+def _read(endpoint: Endpoint, where: str, response: httpx.Response, head: bytes, key_env: str) -> Verdict:
     status, text = response.status_code, head.decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
     media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if 300 <= status < 400:
         return _wrong(*_redirected(where, response.headers.get("location", "")))
     if status == 407:
-        check = Check("missing", "a proxy on the way asks for a login", "put name and password into HTTPS_PROXY")
-        return AddressVerdict("down", check)
+        return _wrong("a proxy on the way asks for a login", "put name and password into HTTPS_PROXY")
+    if "https port" in text.lower():
+        return _wrong(f"{where} speaks https, not http", f"write https: {where.replace('http:', 'https:', 1)}")
     if media_type == "text/html" or text[:1] == "<":
-        return _wrong(*_page(where, status, clean(text, endpoint.key)))
+        fact = f"{where} answers {status} with a web page: a proxy, a login or a site, but no API"
+        return _wrong(fact, "check base_url, HTTPS_PROXY and NO_PROXY")
     if status < 300:
         return _answered(where, media_type, head, endpoint.key)
     failure = failure_of(status, response.headers, head, datetime.now(UTC), endpoint.key)
     said = failure.message[:SAID_CHARS_MAX]
     if failure.code == "backend_auth_failed":
         fix = f"put a valid key into {key_env}" if key_env else "set key_env to the variable that holds the key"
-        fact = f"{where} refuses the key in {key_env}: {said}" if key_env else f"{where} wants a key: {said}"
-        return AddressVerdict("key", Check("missing", fact, fix))
+        return _wrong(f"{where} refuses the key{f' in {key_env}' if key_env else ''}: {said}", fix)
     # Some services label a path that does not exist as an unknown model; their words differ.
     is_model = failure.code == "backend_model_not_found" and "model" in said.lower()
     if text[:1] not in ("{", "[") or (status in (404, 405) and not is_model):
@@ -162,15 +137,18 @@ def _read(endpoint: Endpoint, where: str, response: httpx.Response, head: bytes,
         return _right("note", f"{where} is right; limited now: {said}", f"raise the limit at the service{wait}")
     if status >= 500:
         return _right("missing", f"{where} was reached and fails: {said}", "try again later")
-    return _right("note", f"{where} was reached; {said}", "set model to one that the service lists")
+    return _right("note", f"{where} was reached; {said}", SET_MODEL)
 
 
-def _right(state: Literal["ok", "note", "missing"], fact: str, fix: str = "") -> AddressVerdict:
-    return AddressVerdict("right", Check(state, fact, fix))
+SET_MODEL: Final = "set model to one that the service lists"
 
 
-def _wrong(fact: str, fix: str = "") -> AddressVerdict:
-    return AddressVerdict("wrong", Check("missing", fact, fix))
+def _right(state: Literal["ok", "note", "missing"], fact: str, fix: str = "") -> Verdict:
+    return True, Check(state, fact, fix)
+
+
+def _wrong(fact: str, fix: str = "") -> Verdict:
+    return False, Check("missing", fact, fix)
 
 
 def _redirected(where: str, location: str) -> tuple[str, str]:
@@ -183,25 +161,15 @@ def _redirected(where: str, location: str) -> tuple[str, str]:
     return fact, f"base_url = {base!r}"
 
 
-def _page(where: str, status: int, text: str) -> tuple[str, str]:
-    if "https port" in text.lower():
-        return f"{where} speaks https, not http", f"write https: {where.replace('http:', 'https:', 1)}"
-    found = _TITLE.search(text)
-    title = f" ({' '.join(found[1].split())[:SAID_CHARS_MAX]!r})" if found else ""
-    fact = f"{where} answers {status} with a web page{title}: a proxy, a login or a site, but no API"
-    return fact, "check base_url, HTTPS_PROXY and NO_PROXY"
-
-
-def _answered(where: str, media_type: str, head: bytes, secret: str | None) -> AddressVerdict:
+def _answered(where: str, media_type: str, head: bytes, secret: str | None) -> Verdict:
     reader = framing.Detecting()
     documents = [*reader.feed(head), *reader.finish()]
     if not documents:
         words = clean(head.decode("utf-8", "replace"), secret)[:SAID_CHARS_MAX]
         return _wrong(f"{where} answers {media_type or 'no content type'}, but no JSON: {words!r}", "check base_url")
-    first = documents[0]
-    if isinstance(first, dict) and first.get("error"):
-        words = clean(str(first["error"]), secret)[:SAID_CHARS_MAX]
-        return _right("note", f"{where} was reached; it failed: {words}", "set model to one that the service lists")
+    if isinstance(documents[0], dict) and (error := documents[0].get("error")):
+        words = clean(str(error), secret)[:SAID_CHARS_MAX]
+        return _right("note", f"{where} was reached; it failed: {words}", SET_MODEL)
     if media_type == "text/event-stream" or head.lstrip()[:5] in (b"data:", b"event"):
         return _right("ok", f"{where} answers text/event-stream")
     fact = f"{where} answers {media_type} and not text/event-stream; a proxy may have removed ?alt=sse"
