@@ -103,7 +103,7 @@ async def paced_bare(root: str) -> int:
 
 
 @asynccontextmanager
-async def opened(root: str, protocol: str) -> AsyncIterator[Callable[[], Awaitable[list[Any]]]]:
+async def opened(root: str, protocol: Any) -> AsyncIterator[Callable[[], Awaitable[list[Any]]]]:
     """Give a coroutine that asks once and returns the events it heard."""
     from backplane.contract.canonical import timestamp_at
     from backplane.dialects.ir import Conversation, Message, Text

@@ -55,7 +55,7 @@ async def behind(monkeypatch: pytest.MonkeyPatch, **lists: Any) -> AsyncIterator
             yield seen
 
 
-async def failing(base_url: str, key: str = KEY, protocol: str = "openai_compatible") -> UpstreamError:
+async def failing(base_url: str, key: str = KEY, protocol: Any = "openai_compatible") -> UpstreamError:
     """Ask a model and give the failure."""
 
     async def hear(_: Any) -> None:

@@ -42,9 +42,9 @@ def playing(*turns: Turn, **more: Any) -> Iterator[ModelServer]:
         yield server
 
 
-def check(protocol: str, base_url: str, key: str | None = KEY, model: str | None = None, **more: Any) -> list[Check]:
+def check(protocol: Any, base_url: str, key: str | None = KEY, model: str | None = None, **more: Any) -> list[Check]:
     async def run() -> list[Check]:
-        endpoint = Endpoint(protocol=protocol, base_url=base_url, api_key=key, first_byte_s=10.0, **more)
+        endpoint = Endpoint(protocol=protocol, base_url=base_url, api_key=key, timeout_s=10.0, **more)
         return await probe.probe(endpoint, model, "MY_KEY" if key else "")
 
     found = anyio.run(run)
@@ -203,7 +203,7 @@ def test_a_port_that_nobody_listens_at() -> None:
 
 def test_a_service_that_says_nothing_is_given_up() -> None:
     async def run(base_url: str) -> list[Check]:
-        return await probe.probe(Endpoint(protocol="anthropic", base_url=base_url, first_byte_s=0.2), "m")
+        return await probe.probe(Endpoint(protocol="anthropic", base_url=base_url, timeout_s=0.2), "m")
 
     with playing(turn(first_byte_ms=1000)) as server:
         found = anyio.run(run, server.base_url("anthropic"))

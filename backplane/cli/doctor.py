@@ -178,7 +178,7 @@ def _service(name: str, declared: BackendSettings, environ: Mapping[str, str], o
     else:
         from backplane.upstream import probe
 
-        endpoint = msgspec.structs.replace(endpoint_of(service, environ), first_byte_s=probe.FIRST_BYTE_S)
+        endpoint = msgspec.structs.replace(endpoint_of(service, environ), timeout_s=probe.FIRST_BYTE_S)
         found = anyio.run(probe.probe, endpoint, service.model, service.key_env or "")
     for one in found:
         yield DoctorCheck(place, one.state, one.fact, one.fix)

@@ -141,8 +141,8 @@ class ReplyStream:
         self.found += len(documents)
         self._ready.extend(documents)
         if not self._is_ending and (_is_progress(documents[-1]) or any(map(_is_progress, documents))):
-            self._deadline = anyio.current_time() + self._endpoint.idle_s
-            self._is_timed = self._endpoint.idle_s < self._endpoint.first_byte_s
+            self._deadline = anyio.current_time() + self._endpoint.timeout_s
+            self._is_timed = False
 
     def _end(self, failure: UpstreamFailure | None) -> None:
         self._is_over = True
@@ -169,10 +169,8 @@ class ReplyStream:
         return self.framing.inner.skipped if self.framing.inner is not None else 0
 
     def _late(self) -> UpstreamFailure:
-        limit_s = self._endpoint.idle_s if self.found else self._endpoint.first_byte_s
-        return self._failure(
-            "backend_timeout", f"the service sent nothing for {limit_s:g} s (timeout_s)", may_pass=True
-        )
+        text = f"the service sent nothing for {self._endpoint.timeout_s:g} s (timeout_s)"
+        return self._failure("backend_timeout", text, may_pass=True)
 
     def nothing(self) -> UpstreamFailure:
         """Return the failure of an answer without a document of the protocol."""
@@ -211,10 +209,9 @@ class Upstream:
 
     async def __aenter__(self) -> Upstream:
         one = self.endpoint
-        read_s = max(one.first_byte_s, one.idle_s)
         with making_client():
             self._client = httpx.AsyncClient(
-                timeout=httpx.Timeout(read_s, connect=CONNECT_S),
+                timeout=httpx.Timeout(one.timeout_s, connect=CONNECT_S),
                 limits=httpx.Limits(max_connections=CONNECTIONS_MAX, keepalive_expiry=KEPT_S),
                 # Certificates take 20 ms to load and are used by TLS alone; redirects are not followed.
                 verify=one.base_url.startswith("https:"),
@@ -237,7 +234,7 @@ class Upstream:
         Raises:
             UpstreamError: the service refused it, or could not be reached in time.
         """
-        first_by = anyio.current_time() + self.endpoint.first_byte_s
+        first_by = anyio.current_time() + self.endpoint.timeout_s
         response = await self._send(request, stream, first_by)
         try:
             reply = ReplyStream(response, self.endpoint, first_by)
@@ -266,7 +263,7 @@ class Upstream:
             await _close(response)
         if failure is None:
             assert scope.cancelled_caught
-            text = f"the service sent nothing for {endpoint.first_byte_s:g} s (timeout_s)"
+            text = f"the service sent nothing for {endpoint.timeout_s:g} s (timeout_s)"
             failure = UpstreamFailure(code="backend_timeout", message=text, may_pass=True)
         raise UpstreamError(failure)
 
@@ -329,7 +326,7 @@ def _translated(error: Exception, endpoint: Endpoint) -> UpstreamFailure:
         return UpstreamFailure(code="dialect_mapping_failed", message=f"the answer cannot be unpacked: {error}")
     if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
         text = f"no connection to {where} within {CONNECT_S:g} s"
-        return UpstreamFailure(code="backend_timeout", message=text, may_pass=True)
+        return UpstreamFailure(code="backend_timeout", message=text, may_pass=True, was_sent=False)
     if isinstance(error, httpx.TimeoutException):
         return UpstreamFailure(code="backend_timeout", message=f"no answer from {where} in time", may_pass=True)
     words = clean(str(error) or type(error).__name__, endpoint.key)

@@ -20,12 +20,6 @@ from backplane.upstream.presets import VARIABLE, Service
 CONNECT_S: Final = 10.0
 """Seconds to connect; a slow handshake takes two. A server that takes longer counts as down."""
 
-FIRST_BYTE_S: Final = 300.0
-"""Seconds to the first document; models think for minutes. A silent run ends after as many."""
-
-IDLE_S: Final = 300.0
-"""Seconds between two documents."""
-
 TRIES_MAX: Final = 3
 """Attempts at the same request if the fault may pass, as in the vendors' own clients."""
 
@@ -65,27 +59,15 @@ KEY_HEADERS: Final = frozenset({"authorization", "x-api-key", "x-goog-api-key", 
 VERSION: Final = re.compile(r"/v\d+[a-z0-9]*(?=/|$)")
 
 
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to reach models.
+class Endpoint(Service, frozen=True, kw_only=True):
+    """A service with its key; the values of its headers are final.
 
     Raises:
         ConfigError: `config_invalid`, no such protocol, or the base is no HTTP address.
     """
 
-    protocol: str
-    base_url: str
-    """Address with the version: `https://…/v1`; for Gemini `/v1beta`, which is added to a base without a version."""
     api_key: str | None = None
     """None sends no key, as for local servers."""
-    headers: dict[str, str] = {}
-    """Headers that replace the default ones; one of `KEY_HEADERS` replaces the key."""
-    query: dict[str, str] = {}
-    key_in_query: bool = False
-    """Gemini: send the key in the address, where each log on the way can read it."""
-    first_byte_s: float = FIRST_BYTE_S
-    """Seconds from the request, connecting included, to the first document of the answer."""
-    idle_s: float = IDLE_S
-    """Seconds between two documents; comments and pings do not count."""
     tries_max: int = TRIES_MAX
     backoff_ms: int = BACKOFF_MS
 
@@ -169,17 +151,9 @@ def model_of(request: Json) -> str:
 
 
 def endpoint_of(service: Service, variables: Mapping[str, str]) -> Endpoint:
-    """Return the way to a configured service, with its key and headers from these variables."""
-    return Endpoint(
-        protocol=service.protocol,
-        base_url=service.base_url,
-        api_key=variables.get(service.key_env or ""),
-        headers={
-            name: VARIABLE.sub(lambda found: variables.get(found[1], ""), value)
-            for name, value in service.headers.items()
-        },
-        key_in_query=service.key_in_query,
-        query=service.query,
-        first_byte_s=service.timeout_s,
-        idle_s=service.timeout_s,
-    )
+    """Return a configured service with its key and headers from these variables."""
+    headers = {
+        name: VARIABLE.sub(lambda found: variables.get(found[1], ""), value) for name, value in service.headers.items()
+    }
+    values = {**msgspec.structs.asdict(service), "headers": headers}
+    return Endpoint(api_key=variables.get(service.key_env or ""), **values)

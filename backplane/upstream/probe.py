@@ -67,7 +67,7 @@ async def probe(endpoint: Endpoint, model: str | None = None, key_env: str = "")
     with anyio.move_on_after(PROBE_S):
         try:
             with making_client():
-                client = httpx.AsyncClient(timeout=httpx.Timeout(endpoint.first_byte_s, connect=CONNECT_S))
+                client = httpx.AsyncClient(timeout=httpx.Timeout(endpoint.timeout_s, connect=CONNECT_S))
         except ConfigError as error:
             return [Check("missing", error.message, error.hint or "")]
         async with client:

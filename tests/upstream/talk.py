@@ -71,7 +71,7 @@ class Talk:
         return [body for body in found if isinstance(body, dict)]
 
 
-def endpoint(server: ModelServer, protocol: str, **settings: Any) -> Endpoint:
+def endpoint(server: ModelServer, protocol: Any, **settings: Any) -> Endpoint:
     base: dict[str, Any] = {"base_url": server.base_url(cast(ProtocolName, protocol)), "api_key": KEY, "backoff_ms": 1}
     return Endpoint(protocol=protocol, **{**base, **settings})
 

@@ -23,7 +23,7 @@ from backplane.upstream.ladder import LADDERS
 from tests.upstream.talk import BOUND_S, KEY, conversation, endpoint, talk
 
 
-def at(base_url: str, protocol: str = "openai_compatible", *, stream: bool = True, **more: Any) -> str:
+def at(base_url: str, protocol: Any = "openai_compatible", *, stream: bool = True, **more: Any) -> str:
     return address(Endpoint(protocol=protocol, base_url=base_url, api_key="k", **more), "m", stream=stream)
 
 
@@ -55,7 +55,7 @@ def test_a_base_that_is_no_http_address_is_refused_at_once(base_url: str) -> Non
 
 def test_an_unknown_protocol_is_refused_with_the_names_that_there_are() -> None:
     with pytest.raises(ConfigError) as caught:
-        Endpoint(protocol="telex", base_url="https://x")
+        Endpoint(protocol="telex", base_url="https://x")  # type: ignore[arg-type]  # told at run time, too
     assert "anthropic" in str(caught.value.hint)
 
 

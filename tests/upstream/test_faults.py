@@ -57,7 +57,7 @@ class Row:
 CUT = "ended its answer without saying why"
 TWICE = "sent before"
 ONCE = (("tries_max", 1),)
-QUICK = (("tries_max", 1), ("idle_s", 0.5), ("first_byte_s", 0.5))
+QUICK = (("tries_max", 1), ("timeout_s", 0.5))
 
 ROWS = {
     "in good order": Row(Fault()),

@@ -13,5 +13,5 @@ def test_an_answer_that_is_over_does_not_wait_for_a_connection_that_stays_open(m
     """The reason to stop came; neither `[DONE]` nor an end of the body does."""
     monkeypatch.setattr(client, "TAIL_S", 0.5)
     fault = Fault(drop=("CLOSING",), stall_after_frames=4)
-    done = talk("openai_compatible", [Turn(text="ok", pieces=1, usage=None, fault=fault)], idle_s=300)
+    done = talk("openai_compatible", [Turn(text="ok", pieces=1, usage=None, fault=fault)], timeout_s=300)
     assert (done.turn.text, done.turn.stop) == ("ok", "end")
