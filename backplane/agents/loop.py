@@ -249,6 +249,8 @@ class Agent(BaseAgent):
                 conversation = msgspec.structs.replace(conversation, options=options)
                 call = self._call_most(sent, room)
             self.reader.has_called = True
+            longest = int(conversation.options.get("max_tokens") or OUTPUT_TOKENS)
+            self.model.on_lost = functools.partial(self._lost, longest)
             turn = await self.model.ask(conversation, self._hear, now=self._run.now)
             await self._count(turn, call)
             self._add(turn.message)
@@ -337,6 +339,21 @@ class Agent(BaseAgent):
         self.reader.spent = self.reader.spent.plus(turn.usage, self.task.spec.price)
         self._named = turn.model or self._named
         await self._report(self.reader.spent.usage())
+
+    async def _lost(self, longest: int, request: dict[str, Any]) -> bool:
+        """Count a call whose answer was lost as the most that it can cost; return True if it may be made again."""
+        call = self._call_most(len(msgspec.json.encode(request)) + HIDDEN_TOKENS, longest)
+        for name, more in call.items():
+            so_far = self._most[name]
+            self._most[name] = None if so_far is None or more is None else so_far + more
+        self.reader.spent = self.reader.spent.plus_lost(call["usd_micros"])
+        await self._report(self.reader.spent.usage())
+        limits = {"usd_micros": self.task.spec.budget_micros, "tokens": self.task.budget_tokens}
+        for name, limit in limits.items():
+            used, again = self._most[name], call[name] if self.task.reserved else 0
+            if limit is not None and (used is None or used + (again or 0) > limit):
+                return False
+        return True
 
     async def _report(self, usage: receipt.Usage) -> None:
         counters = msgspec.to_builtins(usage)

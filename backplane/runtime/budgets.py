@@ -93,9 +93,10 @@ def used_by(receipt: Receipt, code: str | None, *, was_sent: bool) -> Amount:
         code: the code of the run's error.
     """
     answered = any(isinstance(event, _ANSWERS) for event in receipt.trace)
-    if not was_sent or (code in UNBILLED and not answered and receipt.usage == Usage()):
+    reported = last_usage(receipt.trace)
+    if not was_sent or (code in UNBILLED and not answered and receipt.usage == reported == Usage()):
         return Amount(0, 0)
-    return amount_of(receipt.usage, last_usage(receipt.trace))
+    return amount_of(receipt.usage, reported)
 
 
 def amount_of(usage: Usage, before: Usage | None = None) -> Amount:

@@ -113,6 +113,8 @@ class ModelClient:
         """Never remove the limit of the answer's length from a request, because a budget was reserved by it."""
         self.taken: tuple[str, ...] = ()
         """Rungs that earlier turns needed."""
+        self.on_lost: Callable[[dict[str, Any]], Awaitable[bool]] | None = None
+        """Called with each request whose answer was lost although it may be billed; False allows no further one."""
         self._named: set[tuple[str, str, str]] = set()
 
     @property
@@ -173,6 +175,7 @@ class ModelClient:
                 await self._once(request, attempt)
             except UpstreamError as error:
                 first, failure = first or error, error.failure
+                may_repeat = self.on_lost is None or not failure.may_cost or await self.on_lost(request)
                 if attempt.handed_on:
                     await self._tell_pause(failure, hear, now)
                     error.turn = attempt.turn(losses, total)
@@ -181,7 +184,7 @@ class ModelClient:
                     self.protocol, request, failure, taken,
                     tries=tries, tries_max=endpoint.tries_max, backoff_ms=endpoint.backoff_ms,
                 )  # fmt: skip
-                if step is None or (self.keeps_limit and step.rung in UNLIMITED):
+                if step is None or not may_repeat or (self.keeps_limit and step.rung in UNLIMITED):
                     await self._tell_pause(failure, hear, now)
                     # The first refusal is about the whole request, so it says more than one about the rest.
                     raise (first if first.code == error.code else error) from None

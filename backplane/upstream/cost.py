@@ -110,6 +110,15 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     cache_read: int | None = 0
     cache_write: int | None = 0
     micros: int | None = 0
+    lost: int = 0
+    """Requests that may be billed and whose answers did not arrive."""
+
+    def plus_lost(self, at_most: int | None) -> Spent:
+        """Add a request without an answer: its tokens are unknown, and it counts as the most that it can cost."""
+        return msgspec.structs.replace(
+            self, input=None, output=None, cache_read=None, cache_write=None, micros=_sum(self.micros, at_most),
+            lost=self.lost + 1,
+        )  # fmt: skip
 
     def plus(self, usage: TokenCounts | None, price: Price | None) -> Spent:
         """Add one answer; a counter that it lacks is unknown from then on."""
@@ -121,11 +130,12 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
             cache_read=_sum(self.cache_read, seen.cache_read),
             cache_write=_sum(self.cache_write, seen.cache_write),
             micros=_sum(self.micros, actual(price, seen)),
+            lost=self.lost,
         )
 
     def usage(self) -> receipt.Usage:
         """Return the usage for a receipt; all of it is unknown before the first answer."""
-        if not self.requests:
+        if not self.requests and not self.lost:
             return receipt.Usage()
         return receipt.Usage(
             input_tokens=self.input,

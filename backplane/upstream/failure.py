@@ -52,6 +52,14 @@ class UpstreamFailure(msgspec.Struct, frozen=True, kw_only=True):
     retry_after_s: float | None = None
     may_pass: bool = False
     """True if the same request may succeed a little later."""
+    was_sent: bool = True
+    """False if there was no connection to send the request on."""
+
+    @property
+    def may_cost(self) -> bool:
+        """True if the service may bill the request, because its answer had begun or was lost on the way."""
+        is_lost = self.status is None and self.code in ("backend_timeout", "stream_closed")
+        return self.was_sent and (is_lost or (self.status is not None and self.status < 300))
 
     @property
     def provider_code(self) -> str:
