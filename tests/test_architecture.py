@@ -83,7 +83,7 @@ ROOMS = {
     "providers": f"{SHAPES} agents config dialects dialects.ir policy process protocol receipts redact routing runtime",
     # the far side: the kit of a host, and what hosts drive
     "host": f"{SHAPES} policy process protocol",
-    "tools": f"{SHAPES} dialects.ir policy process protocol upstream upstream.clients",
+    "tools": f"{SHAPES} dialects dialects.ir policy process protocol upstream upstream.clients",
     "agents": (
         f"{SHAPES} agents.options agents.shipped config dialects dialects.ir host policy process protocol tools "
         "upstream upstream.cost upstream.presets upstream.prices"

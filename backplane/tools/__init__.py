@@ -50,10 +50,7 @@ class Toolbox:
         grace_s: Callable[[], float] = lambda: GRACE_S,
     ) -> None:
         self.tree = Tree(root, policy)
-        self._env = env
-        self._hear = hear
-        self._ask_user = ask_user
-        self._grace_s = grace_s
+        self._env, self._hear, self._ask_user, self._grace_s = env, hear, ask_user, grace_s
 
     async def run(self, name: str, input: Json) -> CallResult:
         """Run one call; a fault becomes a result for the model."""

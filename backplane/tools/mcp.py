@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final, Protocol
 
 import anyio
@@ -18,6 +18,7 @@ import httpx
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.dialects import framing
 from backplane.dialects.ir import ToolSpec
 from backplane.errors import BackendError, BackplaneError
 from backplane.process.child import Child, open_child
@@ -53,8 +54,6 @@ ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 
 GRACE_S: Final = 2.0
 """Seconds for a server to end after its input has ended."""
-
-_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 _ILLEGAL: Final = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -126,7 +125,8 @@ async def open_servers(
         links: dict[str, _Link] = {}
         for name, row in rows.items():
             try:
-                links[name] = await opened.enter_async_context(_open(row, env, cwd, tasks))
+                opening = _open_http(row) if row.get("url") else _open_command(row, env, cwd, tasks)
+                links[name] = await opened.enter_async_context(opening)
             except BackplaneError as error:
                 await warn(name, f"the MCP server {name!r} is not there: {error.message}")
         async with anyio.create_task_group() as starts:
@@ -152,29 +152,19 @@ class _Link(Protocol):
         ...
 
 
-def _open(
-    row: Mapping[str, Any], env: Mapping[str, str], cwd: str, tasks: anyio.abc.TaskGroup
-) -> AbstractAsyncContextManager[_Link]:
-    if row.get("url"):
-        return _open_http(row)
-    return _open_command(row, {"PATH": os.defpath, **env, **row.get("env", {})}, cwd, tasks)
-
-
 async def _greet(ask: AskServer, tell: Callable[[str], Awaitable[None]]) -> list[dict[str, Any]]:
     """Shake hands and return the rows of the server's tools. Raises BackendError."""
     hello = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "backplane", "version": "1"}}
     _must(await ask("initialize", hello))
     await tell("notifications/initialized")
-    found = _must(await ask("tools/list", {}))
-    rows = _rows(found)
-    while isinstance(found.get("nextCursor"), str) and len(rows) < TOOLS_MAX:  # `START_S` bounds empty pages.
-        found = _must(await ask("tools/list", {"cursor": found["nextCursor"]}))
-        rows += _rows(found)
-    return rows[:TOOLS_MAX]
-
-
-def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for row in found.get("tools") or () if isinstance(row, dict)]
+    rows: list[dict[str, Any]] = []
+    page: dict[str, Any] = {}
+    while True:  # `START_S` bounds empty pages.
+        found = _must(await ask("tools/list", page))
+        rows += [row for row in found.get("tools") or () if isinstance(row, dict)]
+        page = {"cursor": found.get("nextCursor")}
+        if not isinstance(page["cursor"], str) or len(rows) >= TOOLS_MAX:
+            return rows[:TOOLS_MAX]
 
 
 def _must(reply: Response) -> dict[str, Any]:
@@ -229,7 +219,7 @@ class _Program:
 
 @asynccontextmanager
 async def _open_command(
-    row: Mapping[str, Any], env: dict[str, str], cwd: str, tasks: anyio.abc.TaskGroup
+    row: Mapping[str, Any], env: Mapping[str, str], cwd: str, tasks: anyio.abc.TaskGroup
 ) -> AsyncIterator[_Link]:
     async def refuse(_: object) -> RpcError:
         return RpcError(METHOD_NOT_FOUND, "this client answers nothing")
@@ -237,7 +227,8 @@ async def _open_command(
     async def hear(_: object) -> None:
         return
 
-    command = StartCommand(argv=(row["command"], *row.get("args", ())), env=env, cwd=cwd)
+    whole = {"PATH": os.defpath, **env, **row.get("env", {})}
+    command = StartCommand(argv=(row["command"], *row.get("args", ())), env=whole, cwd=cwd)
     async with open_child(command) as child:
         pipe = Pipe(child.stdin, child.stdout, answer=refuse, hear=hear)
         tasks.start_soon(pipe.run)
@@ -296,36 +287,19 @@ class _Address:
             raise BackendError("execution_tool_failed", f"HTTP {response.status_code} from {self._url}")
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "text/event-stream":
-            return list(_documents(bytes(body)))
+            events = framing.Sse()
+            return [msgspec.json.encode(document) for document in (*events.feed(bytes(body)), *events.finish())]
         return [bytes(body)]
-
-
-def _documents(stream: bytes) -> Iterator[bytes]:
-    """Yield the data of each event in a stream of server-sent events."""
-    data: list[bytes] = []
-    for line in [*_LINE_END.split(stream), b""]:
-        if line.startswith(b"data:"):
-            data.append(line[5:].removeprefix(b" "))
-        elif not line and data:
-            yield b"\n".join(data)
-            data = []
 
 
 @asynccontextmanager
 async def _open_http(row: Mapping[str, Any]) -> AsyncIterator[_Link]:
-    call_s = _call_s(row)
-    limits = httpx.Timeout(call_s, connect=START_S)
-    if not is_http(row["url"]):
-        raise BackendError(
-            "execution_tool_failed", "its address is no http address"
-        )  # It may hold a key, so it is not shown.
+    url, call_s = row["url"], _call_s(row)
+    if not is_http(url):  # It may hold a key, so it is not shown.
+        raise BackendError("execution_tool_failed", "its address is no http address")
     with making_client():
+        waits, is_https = httpx.Timeout(call_s, connect=START_S), url.startswith("https:")
         # Certificates take 20 ms to load and are used by TLS alone.
-        client = httpx.AsyncClient(
-            headers=row.get("headers", {}),
-            timeout=limits,
-            follow_redirects=False,
-            verify=row["url"].startswith("https:"),
-        )
+        client = httpx.AsyncClient(headers=row.get("headers", {}), timeout=waits, verify=is_https)
     async with client as http:
-        yield _Address(http, row["url"], call_s)
+        yield _Address(http, url, call_s)
