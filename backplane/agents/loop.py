@@ -29,13 +29,13 @@ from backplane.agents.spec import (
     read_images,
     sampling_of,
     shape_of,
-    user_message,
 )
 from backplane.config import child_environment
 from backplane.contract import receipt
 from backplane.contract.canonical import Json
 from backplane.contract.conversation import Image
 from backplane.contract.events import AgentEvent, AssistantMessage
+from backplane.dialects.history import user_message
 from backplane.dialects.ir import Conversation, Message, Text, TokenCounts, ToolOutput, ToolUse
 from backplane.errors import BackendError, ConfigError
 from backplane.host import Done, HostRun

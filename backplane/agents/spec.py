@@ -5,7 +5,7 @@ How an agent is told any of it is its own module's affair.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +16,7 @@ from backplane.contract import conversation as said
 from backplane.contract import pictures
 from backplane.contract.canonical import Json
 from backplane.dialects import ir
+from backplane.dialects.history import neutral
 from backplane.errors import BackendError, ConfigError
 from backplane.upstream.cost import Price, micros, read_price
 
@@ -81,9 +82,6 @@ def sampling_of(run: Given) -> dict[str, Any]:
     return dict(asked)
 
 
-NO_RESULT: Final = "No result of this call was recorded: whether it ran is unknown. Look before you repeat it."
-
-
 def read_history(run: Given) -> tuple[ir.Message, ...]:
     """What was said before this order, `config.vendor.abp.history`; calls without a result get one that says so.
 
@@ -108,59 +106,6 @@ def read_images(run: Given) -> tuple[said.Image, ...]:
     except msgspec.ValidationError as error:
         fact = f"config.vendor.abp.images: {error}"
         raise ConfigError("config_invalid", fact, hint="a list of {media_type, data} in Base64, or {url}") from error
-
-
-def neutral(messages: Sequence[said.Message]) -> tuple[ir.Message, ...]:
-    """Return what was said in the neutral form that dialects write; calls without a result get one that says so."""
-    unknown = {call.id for call in said.unresolved(tuple(messages))}
-    made: list[ir.Message] = []
-    for message in messages:
-        if isinstance(message, said.UserMessage):
-            made.append(user_message(message.content, message.images))
-        elif isinstance(message, said.ToolResultMessage):
-            made.append(_results((message.tool_call_id, message.content, message.is_error)))
-        else:
-            made.append(_assistant(message))
-            lost = [(call.id, NO_RESULT, True) for call in message.tool_calls if call.id in unknown]
-            made += [_results(*lost)] if lost else []
-    return tuple(_joined(made))
-
-
-def user_message(text: str, images: Sequence[said.Image]) -> ir.Message:
-    """Return words of the user's, and what was shown with them."""
-    shown = [ir.Media(kind="image", media_type=one.media_type, data=one.data, url=one.url) for one in images]
-    words = [ir.Text(text=text)] if text or not shown else []
-    return ir.Message(role="user", parts=(*words, *shown), flat=not shown)
-
-
-def _assistant(message: said.AgentMessage) -> ir.Message:
-    thinking = [
-        ir.Thinking(text=part.text, signature=part.signature, redacted=part.redacted)
-        for part in message.thinking
-        if part.is_proven
-    ]
-    says = message.content or message.signature or not message.tool_calls
-    text = [ir.Text(text=message.content, signature=message.signature)] if says else []
-    calls = [
-        ir.ToolUse(id=call.id, name=call.name, input=call.arguments, signature=call.signature)
-        for call in message.tool_calls
-    ]
-    return ir.Message(role="assistant", parts=(*thinking, *text, *calls))
-
-
-def _results(*rows: tuple[str, str, bool]) -> ir.Message:
-    parts = [ir.ToolOutput(id=id, content=(ir.Text(text=text),), is_error=bad, flat=True) for id, text, bad in rows]
-    return ir.Message(role="tool", parts=tuple(parts))
-
-
-def _joined(messages: list[ir.Message]) -> list[ir.Message]:
-    """Results that follow each other as one message, as a turn's calls are answered together."""
-    made: list[ir.Message] = []
-    for message in messages:
-        if made and message.role == "tool" == made[-1].role:
-            message = msgspec.structs.replace(message, parts=(*made.pop().parts, *message.parts))
-        made.append(message)
-    return made
 
 
 def snippets(run: Given) -> list[str]:

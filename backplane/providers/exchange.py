@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from backplane.agents.store import Stored, read_stored
 from backplane.contract.conversation import Message, SessionFile, SessionTurn, UserMessage, unresolved
 from backplane.providers import store
+from backplane.providers.stores import Stored, read_stored
 from backplane.redact.secrets import Redactor
 
 IMPORTED: Final = "import:"
@@ -27,7 +27,7 @@ def take_in(vendor: str, name: str, backend: str, environ: Mapping[str, str]) ->
     """Read a conversation from a vendor's store as a session, without secrets; blocking.
 
     Args:
-        name: as `agents.store.read_stored` takes it.
+        name: as `stores.read_stored` takes it.
         backend: the one that is to go on with it.
 
     Raises:

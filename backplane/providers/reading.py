@@ -7,7 +7,6 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from backplane.agents.store import Talk
 from backplane.contract import events as wire
 from backplane.contract.canonical import Json
 from backplane.contract.conversation import (
@@ -17,6 +16,7 @@ from backplane.contract.conversation import (
     TokenUsage,
 )
 from backplane.contract.receipt import Receipt
+from backplane.dialects.history import Talk
 from backplane.errors import BackplaneError, from_code
 from backplane.providers.failures import ProviderError
 from backplane.runtime.functions import SERVER

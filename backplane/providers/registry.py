@@ -232,7 +232,7 @@ class Provider:
         """Continue a conversation that a vendor's own program has kept; the store stays as it is.
 
         Args:
-            vendor: of `agents.store.STORES`.
+            vendor: of `stores.STORES`.
             name: `last`, the beginning of its id there, or the path of its file or of a store.
 
         Raises:

@@ -8,26 +8,19 @@ from the last row to the first, but belong to the conversation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from backplane.agents.events import mapping
-from backplane.agents.store import (
-    BELOW,
-    NOTES,
-    SUMMED,
-    UNDONE,
-    StoredHead,
-    Talk,
-    VendorStore,
-    require_known,
-    rows,
-    said_of,
-    unknown,
-)
+from backplane.dialects.history import BELOW, NOTES, SUMMED, UNDONE, StoredHead, Talk, text_or_none, unknown
 
+PROGRAM: Final = "Claude Code"
 VERSIONS: Final = "2."
+"""Beginning of the versions that this reader was tried with."""
+HOME: Final = ("CLAUDE_CONFIG_DIR", ".claude", "projects")
+"""The variable that names the program's folder, the folder below the user's home without it, and what is below."""
+FILES: Final = "*/*.jsonl"
 _BESIDE: Final = frozenset(
     {
         *("atis-latch", "queue-operation", "tools-used", "last-prompt", "cost-state", "mode", "summary"),
@@ -38,15 +31,19 @@ _BESIDE: Final = frozenset(
 """Kinds of rows in which nobody says anything to the model: bookkeeping, titles, and the program's own requests."""
 
 
-def read(path: Path, talk: Talk) -> StoredHead:
+def id_of(path: Path) -> str:
+    """Return the id that a conversation's path names."""
+    return path.stem
+
+
+def read(rows: Iterable[dict[str, Any]], talk: Talk) -> StoredHead:
+    """Read a conversation's records."""
     kept, parents = list[dict[str, Any]](), dict[str, str | None]()
-    for row in rows(path, talk):
+    for row in rows:
         kind, id = row.get("type"), row.get("uuid")
         if isinstance(id, str):
-            parents[id] = said_of(row.get("parentUuid"))
+            parents[id] = text_or_none(row.get("parentUuid"))
         if kind in ("user", "assistant"):
-            if not kept:
-                require_known(path, "Claude Code", row.get("version"), VERSIONS)
             kept.append(row)
         elif kind in ("attachment", "system"):
             talk.drop(NOTES)
@@ -62,16 +59,17 @@ def read(path: Path, talk: Talk) -> StoredHead:
             talk.drop(NOTES)
         else:
             message = mapping(row.get("message"))
-            model = said_of(message.get("model")) or model
+            model = text_or_none(message.get("model")) or model
             talk.take("claude", "messages", {"role": row["type"], "content": message.get("content")})
     first = kept[0] if kept else {}
-    return StoredHead(said_of(first.get("sessionId")) or path.stem, said_of(first.get("cwd")), model)
+    id, root = text_or_none(first.get("sessionId")) or "", text_or_none(first.get("cwd"))
+    return StoredHead(id, root, model, first.get("version") if kept else VERSIONS)
 
 
 def _branch(kept: list[dict[str, Any]], parents: dict[str, str | None]) -> set[str]:
     """Return the ids of a resumed conversation's rows: from the last one back to the first, with whole answers."""
     own = [row for row in kept if not row.get("isSidechain")]
-    id, found = said_of(own[-1].get("uuid")) if own else None, set[str]()
+    id, found = text_or_none(own[-1].get("uuid")) if own else None, set[str]()
     while id is not None and id not in found:
         found.add(id)
         id = parents.get(id)
@@ -81,7 +79,7 @@ def _branch(kept: list[dict[str, Any]], parents: dict[str, str | None]) -> set[s
 
 def _answer_of(row: Mapping[str, Any]) -> str | None:
     """Return the id of the answer that a row is a block of; None for a row of the user's."""
-    return said_of(mapping(row.get("message")).get("id")) if row.get("type") == "assistant" else None
+    return text_or_none(mapping(row.get("message")).get("id")) if row.get("type") == "assistant" else None
 
 
 def _whole_answers(kept: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -111,11 +109,3 @@ def _has_result(row: Mapping[str, Any]) -> bool:
 def _is_before(row: Mapping[str, Any], kept: list[dict[str, Any]], branch: set[str]) -> bool:
     first = next(one for one in kept if one.get("uuid") in branch)
     return str(row.get("timestamp")) < str(first.get("timestamp"))
-
-
-STORE: Final = VendorStore(
-    home=("CLAUDE_CONFIG_DIR", ".claude"),
-    files=("projects", "*", "*.jsonl"),
-    id_of=lambda path: path.stem,
-    read=read,
-)

@@ -5,37 +5,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from backplane.agents.events import is_count, mapping, mappings
-from backplane.agents.store import (
-    NOTES,
-    SUMMED,
-    StoredHead,
-    Talk,
-    VendorStore,
-    inner,
-    require_known,
-    rows,
-    said_of,
-    unknown,
-)
+from backplane.dialects.history import NOTES, SUMMED, StoredHead, Talk, text_or_none, unknown
 
+PROGRAM: Final = "Codex"
 VERSIONS: Final = "0."
+"""Beginning of the versions that this reader was tried with."""
+HOME: Final = ("CODEX_HOME", ".codex", "sessions")
+"""The variable that names the program's folder, the folder below the user's home without it, and what is below."""
+FILES: Final = "*/*/*/rollout-*.jsonl"
 _BESIDE: Final = frozenset({"event_msg", "turn_context", "world_state", "token_usage_record", "session_state"})
 _NOTED: Final = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<turn_aborted>")
 """How words begin that the program itself puts in; newer versions say it beside them."""
 
 
-def read(path: Path, talk: Talk) -> StoredHead:
+def id_of(path: Path) -> str:
+    """Return the id that a conversation's path names."""
+    return path.stem.split("-", 6)[-1]
+
+
+def read(rows: Iterable[dict[str, Any]], talk: Talk) -> StoredHead:
+    """Read a conversation's records."""
     head, model = dict[str, Any](), None
-    for row in rows(path, talk):
+    for row in rows:
         kind, body = row.get("type"), mapping(row.get("payload"))
         if kind == "session_meta" and not head:
             head = body
-            require_known(path, "Codex", body.get("cli_version"), VERSIONS)
         elif kind == "response_item":
             _item(body, talk)
         elif kind == "compacted":
@@ -48,12 +47,10 @@ def read(path: Path, talk: Talk) -> StoredHead:
         elif kind == "event_msg" and body.get("type") == "thread_rolled_back" and is_count(body.get("num_turns")):
             talk.undo(body["num_turns"])
         elif kind == "turn_context":
-            model = said_of(body.get("model")) or model
+            model = text_or_none(body.get("model")) or model
         elif kind not in _BESIDE and kind != "session_meta":
             talk.drop(unknown(kind))
-    if not head:
-        require_known(path, "a program that says no version,", None, VERSIONS)
-    return StoredHead(str(head.get("id", "")), said_of(head.get("cwd")), model)
+    return StoredHead(str(head.get("id", "")), text_or_none(head.get("cwd")), model, head.get("cli_version"))
 
 
 def _item(item: Mapping[str, Any], talk: Talk) -> None:
@@ -81,15 +78,7 @@ def _message(item: Mapping[str, Any], talk: Talk) -> None:
 
 
 def _is_note(item: Mapping[str, Any], words: list[str]) -> bool:
-    kinds = inner(item, "internal_chat_message_metadata_passthrough").get("content_item_kinds")
+    kinds = mapping(item.get("internal_chat_message_metadata_passthrough")).get("content_item_kinds")
     if isinstance(kinds, list):
         return not any(str(kind).startswith("user.") for kind in kinds)
     return any(text.startswith(_NOTED) for text in words)
-
-
-STORE: Final = VendorStore(
-    home=("CODEX_HOME", ".codex"),
-    files=("sessions", "*", "*", "*", "rollout-*.jsonl"),
-    id_of=lambda path: path.stem.split("-", 6)[-1],
-    read=read,
-)

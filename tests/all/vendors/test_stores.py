@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from backplane.agents.store import read_stored
 from backplane.contract.conversation import AgentMessage, Message, UserMessage
 from backplane.dialects import dialect, ir
 from backplane.providers import exchange
+from backplane.providers.stores import read_stored
 from backplane.testing import ModelServer, Turn
 from tests.all.vendors.stores import Store, environ_of, script
 

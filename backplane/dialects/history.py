@@ -1,0 +1,239 @@
+"""What was said before, between the forms that keep it: a session's messages, the dialects' messages, vendors' records.
+
+`neutral` writes a session's messages for the dialects; `Talk` collects messages while events or records are read. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract import conversation as said
+from backplane.contract.canonical import Json
+from backplane.contract.conversation import (
+    AgentMessage,
+    Image,
+    Message,
+    MessageToolCall,
+    ThinkingBlock,
+    ToolResultMessage,
+    UserMessage,
+)
+from backplane.dialects import dialect, ir
+from backplane.errors import TranslationError
+
+NO_RESULT: Final = "No result of this call was recorded: whether it ran is unknown. Look before you repeat it."
+
+
+def neutral(messages: Sequence[said.Message]) -> tuple[ir.Message, ...]:
+    """Return what was said in the neutral form that dialects write; calls without a result get one that says so."""
+    unknown = {call.id for call in said.unresolved(tuple(messages))}
+    made: list[ir.Message] = []
+    for message in messages:
+        if isinstance(message, said.UserMessage):
+            made.append(user_message(message.content, message.images))
+        elif isinstance(message, said.ToolResultMessage):
+            made.append(_results((message.tool_call_id, message.content, message.is_error)))
+        else:
+            made.append(_assistant(message))
+            lost = [(call.id, NO_RESULT, True) for call in message.tool_calls if call.id in unknown]
+            made += [_results(*lost)] if lost else []
+    return tuple(_joined(made))
+
+
+def user_message(text: str, images: Sequence[said.Image]) -> ir.Message:
+    """Return words of the user's, and what was shown with them."""
+    shown = [ir.Media(kind="image", media_type=one.media_type, data=one.data, url=one.url) for one in images]
+    words = [ir.Text(text=text)] if text or not shown else []
+    return ir.Message(role="user", parts=(*words, *shown), flat=not shown)
+
+
+def _assistant(message: said.AgentMessage) -> ir.Message:
+    thinking = [
+        ir.Thinking(text=part.text, signature=part.signature, redacted=part.redacted)
+        for part in message.thinking
+        if part.is_proven
+    ]
+    says = message.content or message.signature or not message.tool_calls
+    text = [ir.Text(text=message.content, signature=message.signature)] if says else []
+    calls = [
+        ir.ToolUse(id=call.id, name=call.name, input=call.arguments, signature=call.signature)
+        for call in message.tool_calls
+    ]
+    return ir.Message(role="assistant", parts=(*thinking, *text, *calls))
+
+
+def _results(*rows: tuple[str, str, bool]) -> ir.Message:
+    parts = [ir.ToolOutput(id=id, content=(ir.Text(text=text),), is_error=bad, flat=True) for id, text, bad in rows]
+    return ir.Message(role="tool", parts=tuple(parts))
+
+
+def _joined(messages: list[ir.Message]) -> list[ir.Message]:
+    """Results that follow each other as one message, as a turn's calls are answered together."""
+    made: list[ir.Message] = []
+    for message in messages:
+        if made and message.role == "tool" == made[-1].role:
+            message = msgspec.structs.replace(message, parts=(*made.pop().parts, *message.parts))
+        made.append(message)
+    return made
+
+
+class StoredHead(msgspec.Struct, frozen=True):
+    """What a vendor's record says of its conversation."""
+
+    id: str
+    root: str | None
+    """Folder that the conversation worked on."""
+    model: str | None
+    version: object
+    """Version of the program that wrote it, unread."""
+
+
+class Talk:
+    """What was said, while it is read: blocks of the agent's become one message up to a result or the user's words."""
+
+    def __init__(self) -> None:
+        self._made: list[Message] = []
+        self._text: list[str] = []
+        self._thinking: list[ThinkingBlock] = []
+        self._calls: list[MessageToolCall] = []
+        self._proof: str | None = None
+        self._known: dict[str, str | None] = {}
+        """Calls, with their result once it is there."""
+        self._dropped: Counter[str] = Counter()
+
+    def user(self, text: str, images: Sequence[Image] = ()) -> None:
+        """The user said something."""
+        self._flush()
+        self._made.append(UserMessage(content=text, images=tuple(images)))
+
+    def think(self, text: str, signature: str | None = None, redacted: str | None = None) -> None:
+        """The model thought."""
+        if text or signature or redacted:
+            self._thinking.append(ThinkingBlock(text=text, signature=signature, redacted=redacted))
+
+    def say(self, text: str, proof: str | None = None) -> None:
+        """The agent said something, perhaps with a signature for it."""
+        self._text += [text] if text else []
+        self._proof = proof or self._proof
+
+    def call(self, id: str, name: str, arguments: Json, signature: str | None = None) -> None:
+        """The agent called a tool; a call that stands there twice is one."""
+        if id not in self._known:
+            self._calls.append(MessageToolCall(id=id, name=name, arguments=arguments, signature=signature))
+            self._known[id] = None
+
+    def result(self, id: str, text: str, *, is_error: bool = False) -> None:
+        """A tool gave something back; what stands there twice is said once."""
+        if id not in self._known or self._known[id] is not None:
+            if self._known.get(id) != text:
+                self.drop("results without their call" if id not in self._known else "further results of a call")
+            return
+        self._known[id] = text
+        self._flush()
+        self._made.append(ToolResultMessage(tool_call_id=id, content=text, is_error=is_error))
+
+    def take(self, name: str, member: str, message: Mapping[str, Any]) -> None:
+        """Take a message, or an item, as a request in a dialect has it.
+
+        Args:
+            name: of the dialect.
+            member: of a request, in which such messages stand.
+        """
+        try:
+            read = dialect(name).to_ir({member: [message]}).value.messages
+        except TranslationError:
+            self.drop(unknown(message.get("type", message.get("role"))))
+            return
+        for one in read:
+            words, images = [], []
+            for part in one.parts:
+                if isinstance(part, ir.Text) and one.role == "assistant":
+                    self.say(part.text)
+                elif isinstance(part, ir.Text):
+                    words.append(part.text)
+                elif isinstance(part, ir.Thinking):
+                    self.think(part.text, part.signature, part.redacted)
+                elif isinstance(part, ir.ToolUse):
+                    self.call(part.id, part.name, part.input, part.signature)
+                elif isinstance(part, ir.ToolOutput):
+                    texts = [inner.text for inner in part.content if isinstance(inner, ir.Text)]
+                    self.drop("pictures in what tools gave", len(part.content) - len(texts))
+                    self.result(part.id, "\n".join(texts), is_error=part.is_error is True)
+                elif isinstance(part, ir.Media) and part.kind == "image" and (part.data or part.url):
+                    images.append(Image(media_type=part.media_type, data=part.data, url=part.url))
+                else:
+                    self.drop(unknown(getattr(part, "label", getattr(part, "kind", type(part).__name__))))
+            if words or images:
+                self.user("\n\n".join(words), images)
+
+    def drop(self, what: str, count: int = 1) -> None:
+        """Something is not carried."""
+        if count:
+            self._dropped[what] += count
+
+    def mark(self) -> int:
+        """Return how many messages there are by now."""
+        self._flush()
+        return len(self._made)
+
+    def cut(self, mark: int, what: str) -> None:
+        """Take away what came after a mark."""
+        self._flush()
+        if len(self._made) > mark:
+            self.drop(what, len(self._made) - mark)
+        del self._made[mark:]
+
+    def undo(self, prompts: int) -> None:
+        """Take back so many words of the user's, and what followed them."""
+        self._flush()
+        users = [place for place, message in enumerate(self._made) if isinstance(message, UserMessage)]
+        if prompts > 0 and users:
+            self.cut(users[-min(prompts, len(users))], UNDONE)
+
+    def _flush(self) -> None:
+        if self._has_said:
+            self._made.append(self._last())
+        self._text, self._thinking, self._calls, self._proof = [], [], [], None
+
+    @property
+    def _has_said(self) -> bool:
+        return bool(self._text or self._thinking or self._calls or self._proof)
+
+    def _last(self) -> AgentMessage:
+        text, thinking, calls = "\n\n".join(self._text), tuple(self._thinking), tuple(self._calls)
+        return AgentMessage(content=text, thinking=thinking, tool_calls=calls, signature=self._proof)
+
+    def last(self) -> AgentMessage:
+        """Return the newest message of the agent; more may still become part of it."""
+        if self._has_said:
+            return self._last()
+        return next((one for one in reversed(self._made) if isinstance(one, AgentMessage)), AgentMessage())
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        self._flush()
+        return tuple(self._made)
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        return tuple(f"dropped: {count} {what}" for what, count in sorted(self._dropped.items()))
+
+
+UNDONE: Final = "messages that were taken back in the program itself"
+NOTES: Final = "notes of the program to its model"
+BELOW: Final = "messages of agents below this one"
+SUMMED: Final = "messages before the program's own summary of them"
+
+
+def unknown(kind: object) -> str:
+    """Say what is dropped of a kind that has no reader."""
+    return f"records of the kind {str(kind)[:60]!r}"
+
+
+def text_or_none(value: object) -> str | None:
+    """Return a text member; None for a value of another type."""
+    return value if isinstance(value, str) else None
