@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import UNSET
 
-from backplane.agents.options import OPTIONS, Options, read_options
+from backplane.agents.rows import OPTIONS, AgentRow, read_options
 from backplane.contract.capability import EMULATED, Level
 from backplane.contract.work import OF_AGENT
 from backplane.host import EXTENSIONS, Deferred, Host, main
@@ -28,7 +28,7 @@ def level(text: str) -> Level:
     return Level(text) if text in ("native", "emulated", "unsupported") else Level("restricted", text)  # type: ignore[arg-type]
 
 
-def host_of(name: str, row: Options) -> Host:
+def host_of(name: str, row: AgentRow) -> Host:
     """Return the host of an agent: its hello says what the row says."""
     return Host(
         id=name or os.path.basename(row.program),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane.agents.failures import STATUSES, code_of
 from backplane.errors import DENIAL
+from backplane.upstream.failure import STATUSES, code_of
 
 COUNTED = (
     "the build log has {n} lines and the process died", "crashed at row {n}", "segfault after {n} files",
@@ -44,7 +44,8 @@ def test_other_members_and_broken_json_say_no_status(said: str) -> None:
 def test_words_and_labels_still_count() -> None:
     assert code_of("429 Too Many Requests") == "backend_rate_limited"
     assert code_of("401 Unauthorized") == "backend_auth_failed"
-    assert code_of("it failed after 429 lines", "context_limit") == "backend_context_length"
+    labels = {"context_limit": "backend_context_length"}
+    assert code_of("it failed after 429 lines", "context_limit", own=labels) == "backend_context_length"
 
 
 SAID = f"{DENIAL}: connecting to 'model.example:443' is forbidden by '*'"

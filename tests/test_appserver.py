@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 
-from backplane.agents.codex.agent import failure_of, plain
+from backplane.agents.codex.agent import plain, status_of
 from backplane.agents.codex.answers import read_question
 from backplane.agents.codex.items import called
-from backplane.agents.codex.reader import EventReader, TurnEnd
+from backplane.agents.codex.reader import EventReader
 from backplane.agents.command import plain_command
+from backplane.agents.rows import rows_of
 from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, ToolResult, Warned
 from backplane.protocol.jsonrpc import Notification
+from backplane.resources import find
 from backplane.runtime.run import Run
+from backplane.upstream.failure import code_of
 from tests import by_hand
 
 ROOT = "/work"
@@ -200,7 +203,8 @@ def test_a_command_is_shown_without_the_shell_around_it(command: str | list[Any]
     ],
 )
 def test_a_failure_has_the_contracts_code(info: Any, words: str, code: str) -> None:
-    assert failure_of(TurnEnd("u", "failed", words, info)).code == code
+    labels = rows_of(str(find("hosts")))["codex"]["labels"]
+    assert code_of(words, info, status=status_of(info, words), own=labels) == code
 
 
 def test_a_question_about_more_than_its_call_says_so() -> None:

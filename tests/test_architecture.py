@@ -61,20 +61,19 @@ ROOMS = {
     "upstream.prices": "upstream.cost",
     "upstream.meter": f"{SHAPES} dialects dialects.ir upstream.cost",
     "upstream": f"{SHAPES} dialects dialects.ir upstream.clients upstream.cost upstream.presets",
-    "schemas": f"{SHAPES} agents.options config dialects.ir policy protocol resources sandbox.credentials "
+    "schemas": f"{SHAPES} agents.rows config dialects.ir policy protocol resources sandbox.credentials "
     "upstream.presets",
     "testing": f"{SHAPES} upstream.presets",
     # the near side of the line: a run, from its order to its stored receipt
-    "agents.options": "errors",
-    "agents.shipped": "agents.options errors",
+    "agents.rows": "errors",
     "routing": f"{SHAPES} policy upstream.cost",
     "routing.driver": (
-        f"{SHAPES} agents.shipped config policy receipts routing runtime upstream upstream.cost upstream.presets "
+        f"{SHAPES} agents.rows config policy receipts routing runtime upstream upstream.cost upstream.presets "
         "upstream.prices view"
     ),
     "routing.compare": f"{SHAPES} config policy receipts routing routing.driver runtime view workspace",
     "runtime": (
-        f"{SHAPES} agents.shipped config policy process protocol receipts receipts.build receipts.calls "
+        f"{SHAPES} agents.rows config policy process protocol receipts receipts.build receipts.calls "
         "receipts.claimed_texts receipts.claims receipts.folded redact resources routing sandbox sandbox.credentials "
         "telemetry upstream.cost upstream.presets workspace"
     ),
@@ -85,10 +84,10 @@ ROOMS = {
     "host": f"{SHAPES} policy process protocol",
     "tools": f"{SHAPES} dialects dialects.ir policy process protocol upstream upstream.clients",
     "agents": (
-        f"{SHAPES} agents.options agents.shipped config dialects dialects.ir host policy process protocol tools "
+        f"{SHAPES} agents.rows config dialects dialects.ir host policy process protocol tools "
         "upstream upstream.cost upstream.presets upstream.prices"
     ),
-    "hosts": f"{SHAPES} agents agents.options config contract.light host process",
+    "hosts": f"{SHAPES} agents agents.rows config contract.light host process",
     # the front doors
     "serve": (
         f"{SHAPES} api config host policy process protocol receipts receipts.build routing.driver runtime "
@@ -99,7 +98,7 @@ ROOMS = {
     "scale": f"{SHAPES} config process receipts routing.driver runtime view workspace",
     "scale.serve": f"{SHAPES} host receipts receipts.build runtime scale serve",
     "scale.commands": (f"{SHAPES} cli config receipts receipts.build runtime scale telemetry view workspace"),
-    "conform": f"{SHAPES} agents.shipped api config policy process protocol receipts resources runtime schemas testing",
+    "conform": f"{SHAPES} agents.rows api config policy process protocol receipts resources runtime schemas testing",
     "__init__": f"{SHAPES} api config runtime scale",
     "cli": (
         f"{SHAPES} __init__ config conform contract.light dialects policy process protocol providers receipts "
@@ -197,8 +196,7 @@ PRINTS = {"cli", "schemas", "host", "scale.commands"}
 VENDORS = ("claude", "codex", "gemini", "copilot", "kimi", "openai", "anthropic")
 NAMES_VENDORS = {
     "agents",
-    "agents.options",
-    "agents.shipped",
+    "agents.rows",
     "config",
     "dialects",
     "hosts",
@@ -213,7 +211,7 @@ NAMES_VENDORS = {
 LATE = {
     "api.create_session_for_task": "sessions, for programs that hold conversations",
     "errors.unforeseen": "traceback, for a fault of ours",
-    "agents.options.rows_of": "tomllib: a control plane sends a host the whole row",
+    "agents.rows.rows_of": "tomllib: a control plane sends a host the whole row",
     "agents.spec.shape_of": "jsonschema, for orders with a shape",
     "host.speak": "the event loop, behind the hello",
     "providers.tools._schema": "jsonschema, for the first call of a definition's handler",

@@ -17,7 +17,7 @@ from backplane.agents.acp.reader import MESSAGE_CHARS_MAX
 from backplane.agents.acp.reader import EventReader as AcpReader
 from backplane.agents.claude.reader import EventReader as ClaudeReader
 from backplane.agents.codex.reader import EventReader as CodexReader
-from backplane.agents.options import Notice
+from backplane.agents.rows import Notice
 from backplane.contract.deltas import Deltas, take_back, taken_back
 from backplane.contract.events import AgentEvent, AssistantDelta, AssistantMessage, RetryReported, carried
 from backplane.protocol.jsonrpc import Notification

@@ -11,7 +11,7 @@ import pytest
 
 from backplane.agents.order import found, own_settings, server_rows
 from backplane.agents.program import with_words
-from backplane.agents.shipped import OPTIONS, servers_of
+from backplane.agents.rows import OPTIONS
 from backplane.contract import envelope as wire
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackendError, BackplaneError, ConfigError
@@ -19,6 +19,7 @@ from backplane.host import Given
 from backplane.policy.rules import compile_policy
 from backplane.process.child import open_child
 from backplane.process.launch import StartCommand
+from backplane.runtime.backends import servers_of
 
 pytestmark = pytest.mark.anyio
 

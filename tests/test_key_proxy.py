@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 import backplane
-from backplane.agents import shipped
+from backplane.agents import rows
 from backplane.config import BackendSettings, Isolation, ServerSettings, Settings
 from backplane.contract.receipt import Usage
 from backplane.contract.work import PolicyProfile, RuntimeConfig
@@ -474,7 +474,7 @@ def test_a_server_of_the_agent_that_is_given_its_key_is_refused(server: ServerSe
     [({}, "h"), ({"NO_PROXY": "a,b"}, "a,b,h"), ({"no_proxy": "a"}, "a,h")],
 )
 def test_a_host_is_added_to_what_is_asked_past_proxies_in_both_spellings(given: dict[str, str], listed: str) -> None:
-    assert shipped.past_proxies(given, "h") == {"NO_PROXY": listed, "no_proxy": listed}
+    assert rows.past_proxies(given, "h") == {"NO_PROXY": listed, "no_proxy": listed}
 
 
 def test_behind_a_proxy_the_service_itself_is_out_of_reach() -> None:

@@ -249,13 +249,13 @@ async def test_without_its_library_nothing_is_started(tmp_path: Path, monkeypatc
     import importlib.util
 
     from backplane.agents.kimi import start
-    from backplane.agents.options import Kimi
+    from backplane.agents.rows import AgentRow
     from backplane.errors import BackendError
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     run: Any = SimpleNamespace(order=WorkOrder("work"))
     with pytest.raises(BackendError) as error:
-        start.require_effect(run, Kimi(program="kimi"))
+        start.require_effect(run, AgentRow(program="kimi", drive="kimi"))
     assert ".[kimi]" in (error.value.hint or "")
 
 

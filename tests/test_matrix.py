@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backplane.agents import options
+from backplane.agents import rows
 from backplane.agents.events import EventFactory
 from backplane.config import BackendSettings, Settings
 from backplane.conform import trials
@@ -19,13 +19,13 @@ from backplane.runtime import backends
 from hosts import agent
 from tests.all.vendors import matrix
 
-ROWS = options.rows_of(os.path.dirname(agent.__file__))
+ROWS = rows.rows_of(os.path.dirname(agent.__file__))
 DRIVEN = [name for name in ROWS if "document" in matrix.COLUMNS.get(name, {})]
 
 
 def manifest(name: str) -> dict[str, Any]:
     """What the shipped host of this name says it can."""
-    return Manifest(agent.host_of(name, options.read(ROWS, name, {})).capabilities).to_wire()
+    return Manifest(agent.host_of(name, rows.read(ROWS, name, {})).capabilities).to_wire()
 
 
 def tried(name: str) -> Iterator[str]:

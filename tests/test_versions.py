@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from backplane.agents.shipped import is_older, version_at
 from backplane.cli.doctor import examine
 from backplane.config import BackendSettings, Settings
 from backplane.runtime import backends
+from backplane.runtime.backends import is_older, version_at
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from backplane.agents.options import KEY_PROXY, McpServer
-from backplane.agents.shipped import STATE
+from backplane.agents.rows import KEY_PROXY, STATE, McpServer
 from backplane.errors import BackendError, ConfigError
 
 if TYPE_CHECKING:

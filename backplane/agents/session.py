@@ -20,7 +20,6 @@ import anyio
 import anyio.abc
 import msgspec
 
-from backplane.agents.failures import code_of
 from backplane.agents.gate import Gate
 from backplane.agents.program import CANCEL_SHARE
 from backplane.agents.reader import EventReader
@@ -33,6 +32,7 @@ from backplane.process.aio import SECOND_LOOK_S
 from backplane.process.jsonrpc import Hear, Pipe
 from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Malformed, Notification, Peer, Received, Request, RpcError
 from backplane.upstream.cost import MICROS
+from backplane.upstream.failure import code_of
 
 if TYPE_CHECKING:
     from backplane.process.child import Child
@@ -162,7 +162,8 @@ class Agent:
         """Judge a turn that came to its end, by what was told in it."""
         reader, failure = self.reader, self.reader.failure
         if failure is not None:
-            return failed(code_of(failure.words, failure.label, status=failure.status), failure.words)
+            code = self.session.code_of(failure.words, failure.label, status=failure.status)
+            return failed(code, failure.words)
         if not reader.spoke:
             return silent(None if reader.acted else "backend_unavailable")
         return Ending(text=reader.text)
@@ -209,6 +210,10 @@ class AgentRun:
     def is_ending(self) -> bool:
         """True if the run is cancelled or a limit is reached: no further turn begins."""
         return self.cancelled or self._cut is not None
+
+    def code_of(self, words: str, *labels: object, status: int | None = None) -> str:
+        """Return the contract's code of a failure: by the row's labels, by an HTTP status, else by its words."""
+        return code_of(words, *labels, status=status, own=self.spec.labels)
 
     # What the agent says and asks -------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from backplane.agents.order import Continuation, read_conversation
+from backplane.agents.rows import AgentRow
 from backplane.contract import conversation as said
 from backplane.contract import pictures
 from backplane.contract.canonical import Json
@@ -42,6 +43,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Of the answer."""
     again: str = AGAIN
     """Said to an answer of another shape; `{fault}` is what is wrong with it."""
+    labels: Mapping[str, str] = {}
+    """Words by which the agent names a failure → the contract's code."""
     price: Price | None = None
     """As configured; None where nothing is."""
     budget_micros: int | None = None
@@ -145,9 +148,7 @@ def shown(words: str, images: list[Json]) -> Json:
     return [{"type": "text", "text": words}, *images] if images else words
 
 
-def spec_in_words(
-    run: Given, block: Callable[[str, str], Json], *, silence_s: int, prices: Mapping[str, Any] | None
-) -> RunSpec:
+def spec_in_words(run: Given, row: AgentRow, block: Callable[[str, str], Json]) -> RunSpec:
     """The order for an agent that is asked, and answers, in words: it is told the shape, and limits are counted by us.
 
     Args:
@@ -161,10 +162,11 @@ def spec_in_words(
     words = "\n\n".join([prompt_of(run), *([shape.request()] if shape is not None else [])])
     return RunSpec(
         prompt=shown(words, image_blocks(run, block)),
-        silence_s=silence_s,
+        silence_s=row.silence_s,
         conversation=read_conversation(run),
         shape=shape,
-        price=price_from(prices),
+        price=price_from(row.prices),
+        labels=row.labels,
         budget_micros=budget_of(run),
         turns_max=run.order.config.max_turns,
     )

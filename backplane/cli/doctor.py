@@ -156,11 +156,11 @@ def _ready(
     agent = backend.agent
     if agent is None:
         return _check(place, not status.fix, "ready", status.fix, needed=needed)
-    login = store_of(agent.row)
+    login = store_of(agent.name)
     parts = ["not ready" if status.fix else "ready"]
-    if agent.options.own_state or login:
+    if agent.own_state or login:
         parts.append(f"your own login is {login}" if login else "own_state needs your own login, which was not found")
-    if agent.key_env and not (status.fix or agent.options.own_state):
+    if agent.key_env and not (status.fix or agent.own_state):
         parts.append(f"its key is in {agent.key_env}")
     if agent.base_url is not None:
         parts.append(f"asks {cut_urls(agent.base_url)}")

@@ -21,7 +21,7 @@ import anyio
 import msgspec
 
 from backplane import api
-from backplane.agents import shipped
+from backplane.agents import rows
 from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract import canonical
 from backplane.contract.approval import Decision
@@ -206,7 +206,7 @@ class Trials:
         self.name, self.settings, self.environ, self.folder = name, settings, environ, folder
         self.declared = settings.backends.get(name) or BackendSettings(host=name)
         row = self.declared.options.get("profile", self.declared.host or name)
-        self.row: dict[str, Any] = shipped.rows_of(str(find_shared("hosts")))[row]
+        self.row: dict[str, Any] = rows.rows_of(str(find_shared("hosts")))[row]
         self.version: str | None = None
         self.manifest: dict[str, Any] | None = None
 
@@ -347,14 +347,14 @@ def _judged(tried: dict[str, Finding], manifest: Mapping[str, Json]) -> Iterator
 def provable(backend: backends.Backend) -> bool:
     """Return True if the agent can be given a scripted model."""
     agent = getattr(backend, "agent", None)
-    return isinstance(agent, shipped.ShippedAgent) and (agent.base_url is not None or agent.is_tried)
+    return isinstance(agent, rows.AgentRow) and (agent.base_url is not None or bool(agent.trials))
 
 
 def stamp(backend: backends.Backend, environ: Mapping[str, str]) -> str:
     """Return a hash of the host and the agent's program; another version has another one."""
     agent = getattr(backend, "agent", None)
     words = [backend.key]
-    path = shutil.which(agent.options.program, path=environ.get("PATH")) if agent is not None else None
+    path = shutil.which(agent.program, path=environ.get("PATH")) if agent is not None else None
     if path is not None:
         real = os.path.realpath(path)
         facts = os.stat(real)

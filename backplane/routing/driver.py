@@ -17,7 +17,7 @@ import anyio.to_thread
 import msgspec
 from msgspec.structs import replace
 
-from backplane.agents.shipped import ShippedAgent
+from backplane.agents.rows import AgentRow
 from backplane.config import BackendSettings, Settings
 from backplane.contract.canonical import Json
 from backplane.contract.capability import read_manifest
@@ -152,7 +152,7 @@ def _why_not_ready(status: backends.BackendStatus, declared: BackendSettings) ->
     return status.fix.partition(";")[0] if status.fix and not declared.env else ""
 
 
-def _models(name: str, declared: BackendSettings, agent: ShippedAgent | None, settings: Settings) -> tuple[Model, ...]:
+def _models(name: str, declared: BackendSettings, agent: AgentRow | None, settings: Settings) -> tuple[Model, ...]:
     """The models of a backend, its default first."""
     prices, base_url, default = declared.options.get("prices"), None, declared.options.get("model")
     known_service = agent is not None

@@ -12,13 +12,13 @@ import shlex
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from backplane.agents import shipped
+from backplane.agents import rows
 from backplane.config import (
     BackendSettings,
     Limits,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 ACP: Final = "acp"
 """The shipped host whose options name its agent."""
-OWN: Final = {"shell": "shell.py", "mock": "mock.py", presets.HOST: "api.py", ACP: shipped.HOST}
+OWN: Final = {"shell": "shell.py", "mock": "mock.py", presets.HOST: "api.py", ACP: rows.HOST}
 """Shipped hosts whose name is not an agent's: name → file under `hosts/`."""
 OF_OPTIONS: Final = frozenset({ACP, presets.HOST})
 """Shipped hosts that need options to be a backend: the options name the agent or the service."""
@@ -126,7 +126,7 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses that the host may always connect to."""
     open_stores: frozenset[str] = frozenset()
     """Credential stores that a contained host may read: names of `credentials.STORES`."""
-    agent: shipped.ShippedAgent | None = None
+    agent: rows.AgentRow | None = None
     """The agent that a shipped host drives; None if there is none, or if the host is not a shipped one."""
     held_key: HeldKey | None = None
     """The key that a proxy adds to the host's requests; None if the host is given its keys."""
@@ -140,7 +140,7 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         """A hash of all that may change the hello: command, size and time of its files, agent, variables."""
-        words = [*self.argv, *((self.agent.options.program,) if self.agent is not None else ())]
+        words = [*self.argv, *((self.agent.program,) if self.agent is not None else ())]
         return hashlib.sha256(
             repr(([(word, *_stamp(word)) for word in words], sorted(self.env.items()))).encode()
         ).hexdigest()
@@ -154,7 +154,7 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
 
     def servers(self, order: WorkOrder, command: StartCommand) -> dict[str, tuple[str, ...]]:
         """Return the MCP servers that the agent is to start: name → the words of its row that may name files."""
-        return shipped.servers_of(command.env, with_servers(order, self.servers_given).abp("mcp_servers"))
+        return servers_of(command.env, with_servers(order, self.servers_given).abp("mcp_servers"))
 
     def agent_path(self, env: Mapping[str, str]) -> str | None:
         """Return the path at which the host finds the agent's program; None if there is no agent or no such program."""
@@ -164,7 +164,7 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         search = (
             None if env.get("PATH") is None else os.pathsep.join(filter(os.path.isabs, env["PATH"].split(os.pathsep)))
         )
-        return _found(self.agent.options.program, search)
+        return _found(self.agent.program, search)
 
     def open(
         self, order: WorkOrder, environ: Mapping[str, str], opener: Opener | None = None, use: KeyUse | None = None
@@ -197,7 +197,7 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             BackendError: `backend_unavailable`, a folder cannot be created.
         """
-        state = self.env.get(shipped.STATE)
+        state = self.env.get(rows.STATE)
         kept = (state,) if state is not None and order.abp("session") is not None else ()
         for path in (*self.writable, *kept):
             try:
@@ -279,15 +279,15 @@ def _from_settings(
         env[presets.OPTIONS] = msgspec.json.encode(options).decode()
         secrets += [env[variable] for variable in service.variables]
     if agent is not None:
-        argv = (*(argv[:-1] if (declared.host or name) != ACP else argv), agent.row)
-        env[shipped.OPTIONS] = msgspec.json.encode(agent.options).decode()
-        env.pop(agent.options.base_url_env or "", None)  # The host sets this variable, from its options.
+        argv = (*(argv[:-1] if (declared.host or name) != ACP else argv), agent.name)
+        env[rows.OPTIONS] = msgspec.json.encode(agent).decode()
+        env.pop(agent.base_url_env or "", None)  # The host sets this variable, from its options.
         key = env.get(agent.key_env or "", environ.get(agent.key_env or ""))
         if agent.key_env is not None and key:
             env[agent.key_env] = key
             secrets.append(key)
-        if agent.options.sessions:
-            env[shipped.STATE] = str(home_path(environ) / "agents" / name)
+        if agent.sessions:
+            env[rows.STATE] = str(home_path(environ) / "agents" / name)
     held_key, endpoints = held_key_of(name, declared, settings, agent, service), declared.endpoints
     if held_key is None:  # A host behind a proxy reaches the service through it.
         endpoints += agent.endpoints if agent is not None else (service.endpoint,) if service is not None else ()
@@ -392,12 +392,12 @@ def with_call_limit(order: WorkOrder, limit_s: float) -> WorkOrder:
     )
 
 
-def _open_stores(name: str, declared: BackendSettings, agent: shipped.ShippedAgent | None) -> frozenset[str]:
+def _open_stores(name: str, declared: BackendSettings, agent: rows.AgentRow | None) -> frozenset[str]:
     """Return the configured credential stores, and the agent's own store if its option `own_state` is set."""
     opened = frozenset[str]()
     if declared.credentials:
         opened = read_names(declared.credentials, f"[backends.{name}] credentials")
-    return opened | {agent.row} if agent is not None and agent.options.own_state else opened
+    return opened | {agent.name} if agent is not None and agent.own_state else opened
 
 
 def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
@@ -417,7 +417,7 @@ def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
 
 def _asks(
     name: str, declared: BackendSettings, environ: Mapping[str, str] | None = None
-) -> tuple[shipped.ShippedAgent | None, presets.Service | None]:
+) -> tuple[rows.AgentRow | None, presets.Service | None]:
     """Return the agent that a shipped host drives, or the service that it asks, or neither. Raises ConfigError."""
     host, where = declared.host or name, f"the options of [backends.{name}]"
     if declared.command is not None:
@@ -427,7 +427,7 @@ def _asks(
         return None, presets.read_options(options, f"backends.{name}.options")
     if host == ACP or (host not in OWN and host in agents()):  # To read the table takes some 10 ms.
         row, env = "" if host == ACP else host, environ or declared.env
-        return shipped.agent_of(find_shared("hosts"), row, declared.options, declared.env, where, env), None
+        return rows.agent_of(find_shared("hosts"), row, declared.options, declared.env, where, env), None
     if declared.options:
         raise ConfigError("config_invalid", f"{where}: {host!r} takes none", hint="remove them")
     return None, None
@@ -450,7 +450,7 @@ def _of_service(
 
 def agents() -> Collection[str]:
     """Return the names of the agents that backplane drives; each of them is a shipped host and a backend."""
-    return shipped.rows_of(str(find_shared("hosts"))).keys()
+    return rows.rows_of(str(find_shared("hosts"))).keys()
 
 
 def by_name() -> set[str]:
@@ -467,7 +467,7 @@ def shipped_command(host: str) -> tuple[str, ...]:
     if host not in OWN and host not in agents():
         there = ", ".join(sorted({*OWN, *agents()}))
         raise ConfigError("config_invalid", f"no shipped host {host!r}", hint=f"choose one of: {there}")
-    file, *arguments = (OWN[host],) if host in OWN else (shipped.HOST, host)
+    file, *arguments = (OWN[host],) if host in OWN else (rows.HOST, host)
     # -E and -s: the host ignores PYTHON* variables and the user's own site-packages.
     return (sys.executable, "-E", "-s", str(find_shared("hosts") / file), *arguments)
 
@@ -516,16 +516,16 @@ def too_old(backend: ProcessBackend, environ: Mapping[str, str]) -> str:
     path = backend.agent_path({} if search is None else {"PATH": search})
     if agent is None or agent.oldest is None or path is None:
         return ""
-    version = shipped.version_at(path)
-    if version is None or not shipped.is_older(version, agent.oldest):
+    version = version_at(path)
+    if version is None or not is_older(version, agent.oldest):
         return ""
-    return f"{path} is {version}, older than {agent.oldest}; install it: {agent.options.install}"
+    return f"{path} is {version}, older than {agent.oldest}; install it: {agent.install}"
 
 
 def _without_key(backend: ProcessBackend) -> str:
     """Return the next step for an agent without its key; the backend is ready, as the agent may have another key."""
     agent = backend.agent
-    if agent is None or agent.key_env is None or agent.options.own_state or agent.key_env in backend.env:
+    if agent is None or agent.key_env is None or agent.own_state or agent.key_env in backend.env:
         return ""
     own = f"use your own login with options = {{ own_state = true }} in [backends.{backend.id}]"
     return f"no key: {agent.key_env} is not set; export it, or {own}"
@@ -537,10 +537,63 @@ def missing_program(backend: ProcessBackend, environ: Mapping[str, str]) -> Back
     if _found(backend.argv[0], search) is None:
         fix = f"install it, or correct the command of [backends.{backend.id}]"
         return BackendError("backend_unavailable", f"{backend.argv[0]} is not found or not executable", hint=fix)
-    agent = backend.agent.options if backend.agent is not None else None
+    agent = backend.agent
     if agent is None or backend.agent_path({} if search is None else {"PATH": search}) is not None:
         return None
     fix = f'name its path: options = {{ program = "PATH" }} in [backends.{backend.id}]'
     if agent.install:
         fix = f"install it: {agent.install}; or {fix}"
     return BackendError("backend_unavailable", f"{agent.program} is not found or not executable", hint=fix)
+
+
+PARENTS_MAX: Final = 4
+"""Most folders between a program and the file that names its package's version."""
+
+
+def version_at(program: str) -> str | None:
+    """Return the version of the npm package that holds a program; None if none does."""
+    for folder in Path(os.path.realpath(program)).parents[:PARENTS_MAX]:
+        with suppress(OSError, msgspec.MsgspecError):
+            version = msgspec.json.decode((folder / "package.json").read_bytes(), type=_Package).version
+            return version or None
+    return None
+
+
+class _Package(msgspec.Struct):
+    version: str = ""
+
+
+def is_older(version: str, oldest: str) -> bool:
+    """Return True if a version's numbers come before another's."""
+
+    def numbers(text: str) -> list[int]:
+        return [int(part) if part.isdigit() else 0 for part in text.partition("-")[0].split(".")]
+
+    return numbers(version) < numbers(oldest)
+
+
+def servers_of(env: Mapping[str, str], ordered: object) -> dict[str, tuple[str, ...]]:
+    """Collect the MCP servers that a host's agent is to start: name → the words of its row that may name files.
+
+    A row that cannot be read is left to the host to name.
+
+    Args:
+        env: the host's; its options have the configured servers.
+        ordered: the order's `config.vendor.abp.mcp_servers`, unread.
+    """
+    listed: list[object] = []
+    with suppress(msgspec.DecodeError, RecursionError):
+        listed += msgspec.json.decode(env.get(rows.OPTIONS, "{}"), type=_Configured).mcp_servers
+    listed += ordered if isinstance(ordered, list | tuple) else ()
+    found: dict[str, tuple[str, ...]] = {}
+    for row in listed:
+        with suppress(msgspec.ValidationError):
+            server = msgspec.convert(row, rows.McpServer)
+            lists = (part for value in server.env.values() for part in value.split(os.pathsep))
+            words = (server.command, *server.args, *lists)
+            found[server.name] = tuple(word for word in words if word and "\0" not in word)
+    return found
+
+
+class _Configured(msgspec.Struct):
+    mcp_servers: list[object] = []

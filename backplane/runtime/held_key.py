@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from backplane.agents import shipped
+from backplane.agents import rows
 from backplane.config import BackendSettings, Settings
 from backplane.errors import BackendError, ConfigError
 from backplane.process.launch import StartCommand
@@ -39,7 +39,7 @@ def held_key_of(
     name: str,
     declared: BackendSettings,
     settings: Settings,
-    agent: shipped.ShippedAgent | None,
+    agent: rows.AgentRow | None,
     service: presets.Service | None,
 ) -> HeldKey | None:
     """Return the key that a proxy adds for the host; None if the host gets its key itself.
@@ -53,7 +53,7 @@ def held_key_of(
         return None
     if declared.remote:
         raise _without_proxy(name, "the host works on another machine, which a proxy of this one does not reach")
-    if agent is not None and agent.options.own_state:
+    if agent is not None and agent.own_state:
         raise _without_proxy(name, "with own_state the agent has a login of its own")
     if service is not None and service.has_key_headers:
         raise _without_proxy(name, "its headers carry keys, and a proxy that of key_env alone")
@@ -62,12 +62,12 @@ def held_key_of(
         raise _without_proxy(name, "nobody knows which key its host needs, and for which service")
     if asked.key_env is None or asked.base_url is None:
         raise _without_proxy(name, "nothing says which variable has the key (key_env) and for which service (base_url)")
-    if agent is not None and not shipped.is_told(agent, declared.env):
+    if agent is not None and not agent.is_told(declared.env):
         raise _without_proxy(name, "nothing tells the agent where to ask: put {base_url} into env or options")
     parts = urlsplit(asked.base_url)
     if parts.username is not None or parts.query or parts.fragment:
         raise _without_proxy(name, "base_url is no plain address, as https://host/v1")
-    prices = service.prices if service is not None else getattr(agent and agent.options, "prices", None)
+    prices = service.prices if service is not None else agent.prices if agent is not None else None
     if prices is not None:
         from backplane.upstream.cost import read_price  # Imported here, as its table of prices is slow to build.
 
@@ -123,8 +123,8 @@ async def behind_proxy(
         env = dict(command.env)
         if len(key) >= SECRET_CHARS_MIN:  # Other values may contain the key, too, such as an agent's configuration.
             env = {name: value.replace(key, proxy.placeholder) for name, value in env.items()}
-        env |= shipped.past_proxies(env, proxy.host)
-        env |= {held.variable: proxy.placeholder, shipped.KEY_PROXY: proxy.address}
+        env |= rows.past_proxies(env, proxy.host)
+        env |= {held.variable: proxy.placeholder, rows.KEY_PROXY: proxy.address}
         behind = msgspec.structs.replace(command, env=env)
         async with start(behind, (f"{proxy.host}:{proxy.port}",)) as link:
             yield link

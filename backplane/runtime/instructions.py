@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from backplane.agents.shipped import INSTRUCTION_FILES
+from backplane.agents.rows import INSTRUCTION_FILES
 from backplane.contract.canonical import Json
 from backplane.contract.work import WorkOrder
 from backplane.policy.rules import Policy

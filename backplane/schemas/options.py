@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.agents import options as agents
-from backplane.agents.options import KINDS
+from backplane.agents import rows as agents
+from backplane.agents.rows import OF_DRIVER, PROVIDERS, AgentRow, taken
 from backplane.contract.canonical import Json
 from backplane.upstream.presets import PRESETS, SETTABLE, Service
 
-HOSTS: Final[dict[str, type[Any]]] = {"api": Service, **KINDS}
+HOSTS: Final[dict[str, type[Any]]] = {"api": Service, **dict.fromkeys(OF_DRIVER, AgentRow)}
 """Struct of the options of each host, by its name; `shell` and `mock` have none."""
 
 _CHOSEN: Final[dict[str, tuple[str, Json, str]]] = {
@@ -55,8 +55,10 @@ def options_of(host: str) -> tuple[Json, dict[str, Json]]:
     kind, abouts = HOSTS[host], docstrings(HOSTS[host])
     (_,), found = msgspec.json.schema_components((kind,), ref_template="#/$defs/{name}")
     members = found.pop(kind.__name__)["properties"]
-    taken = SETTABLE if host == "api" else kind.__struct_fields__
-    rows = {name: members[name] | {"description": abouts[name]} for name in taken if name in members}
+    known = SETTABLE if host == "api" else taken(host)
+    rows = {name: members[name] | {"description": abouts[name]} for name in known if name in members}
+    if host in PROVIDERS:
+        rows["provider"] |= {"enum": list(PROVIDERS[host]), "default": PROVIDERS[host][0]}
     if host in _CHOSEN:
         name, shape, about = _CHOSEN[host]
         rows = {name: shape | {"description": about}, **rows}

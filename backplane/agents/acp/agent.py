@@ -17,12 +17,11 @@ import msgspec
 from backplane.agents.acp.log import FAILURES_MAX, LOOK_S, FailedRequest, FileReader, StderrReader
 from backplane.agents.acp.reader import AcpCall, EventReader, read_usage
 from backplane.agents.events import is_count, mapping, mappings
-from backplane.agents.failures import code_of
 from backplane.agents.gate import ToolRequest
 from backplane.agents.gemini.record import Record, home_of
-from backplane.agents.options import SESSION, Profile
 from backplane.agents.order import AgentFolders, Continuation, folders_of, keep_name, read_conversation, server_rows
 from backplane.agents.program import BegunProgram
+from backplane.agents.rows import SESSION, AgentRow
 from backplane.agents.session import WORDS_CHARS_MAX, AgentRun, Ending, failed, id_of, silent
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.spec import RunSpec, budget_of, image_blocks, price_from, shape_of, snippets
@@ -70,7 +69,7 @@ class Agent(BaseAgent):
     login_code = -32000
     reader: EventReader
 
-    def __init__(self, session: AgentRun, profile: Profile, place: AgentFolders, child: Child) -> None:
+    def __init__(self, session: AgentRun, profile: AgentRow, place: AgentFolders, child: Child) -> None:
         self.profile, self.place = profile, place
         run = session.run
         self.record = Record(home_of(place.config)) if profile.usage == "record" else None
@@ -149,7 +148,7 @@ class Agent(BaseAgent):
             self._failed_s = heard_s
             if self._failures >= FAILURES_MAX:
                 words = f"the model's service failed: {failure.words}"
-                self.session.cut(failed(code_of(failure.words, failure.label), words))
+                self.session.cut(failed(self.session.code_of(failure.words, failure.label), words))
                 return
             await self.session.run.emit(event)
 
@@ -208,7 +207,7 @@ class Agent(BaseAgent):
             fault = await self._change(session, "session/set_mode", modeId=mode)
             if fault is not None:
                 raise BackendError("capability_unsupported", f"the agent's mode cannot be set: {fault.message}")
-        model, named = self.session.run.order.config.model, self.profile.model
+        model, named = self.session.run.order.config.model or self.profile.model, self.profile.model_by
         if model is not None and named.variable is None and not named.arguments:
             await self._set_model(session, model)
 
@@ -254,7 +253,9 @@ class Agent(BaseAgent):
         for event in self.reader.take_back():
             await self.session.run.emit(event)
         status = mapping(fault.data).get("statusCode")
-        return failed(code_of(words_of(fault), status=status if is_count(status) else fault.code), words_of(fault))
+        return failed(
+            self.session.code_of(words_of(fault), status=status if is_count(status) else fault.code), words_of(fault)
+        )
 
     async def _ended(self, reply: Response) -> Ending:
         self._result = mapping(reply.result)
@@ -335,7 +336,7 @@ def prompt_of(run: Given) -> list[Json]:
     return [*map(text_block, snippets(run)), *named, text_block(run.order.task)]
 
 
-def servers_of(run: Given, profile: Profile) -> list[Json]:
+def servers_of(run: Given, profile: AgentRow) -> list[Json]:
     """MCP servers, of which a mapping is a list of pairs here."""
     made: list[Json] = []
     for name, row in server_rows(run, profile.mcp_servers).items():
@@ -373,7 +374,7 @@ def text_block(text: Json) -> Json:
     return {"type": "text", "text": text}
 
 
-def spec_of(run: Given, profile: Profile) -> RunSpec:
+def spec_of(run: Given, profile: AgentRow) -> RunSpec:
     """The order, as any agent's run takes it. Raises ConfigError, BackendError."""
     shape = shape_of(run)
     return RunSpec(
@@ -386,12 +387,13 @@ def spec_of(run: Given, profile: Profile) -> RunSpec:
         conversation=read_conversation(run),
         shape=shape,
         price=price_from(profile.prices),
+        labels=profile.labels,
         budget_micros=budget_of(run),
         turns_max=run.order.config.max_turns if profile.usage == "record" else None,
     )
 
 
-def speak(profile: Profile, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
+def speak(profile: AgentRow, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
     """Make the run with the agent's program. Raises ConfigError, BackendError."""
     place = folders_of(run, begun.state, own=profile.own_state)
     return AgentRun(run, spec_of(run, profile), lambda session: Agent(session, profile, place, child))

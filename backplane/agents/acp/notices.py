@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from backplane.agents.options import Notice
+from backplane.agents.rows import Notice
 
 NOTICE_CHARS_MAX: Final = 2000
 """Of an agent's own words among its model's."""

@@ -18,8 +18,8 @@ from backplane.agents.command import plain_command
 from backplane.agents.events import exit_code, is_count, mapping, mappings
 from backplane.agents.gate import command_of
 from backplane.agents.gemini.record import Record
-from backplane.agents.options import Notice
 from backplane.agents.reader import EventReader as BaseReader
+from backplane.agents.rows import Notice
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage

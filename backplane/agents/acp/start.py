@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from backplane.agents.options import BASE_URL, Config, Profile
 from backplane.agents.order import (
     KEPT,
     asked_at,
@@ -28,13 +27,13 @@ from backplane.agents.order import (
     without_version,
 )
 from backplane.agents.program import Started
-from backplane.agents.shipped import past_proxies
+from backplane.agents.rows import BASE_URL, AgentRow, Config, past_proxies
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError, ConfigError
 from backplane.host import HostRun
 
 
-def require_effect(run: HostRun, profile: Profile) -> None:
+def require_effect(run: HostRun, profile: AgentRow) -> None:
     """Refuse what an order says and this agent cannot be told, before anything is started.
 
     Raises:
@@ -56,7 +55,7 @@ def require_effect(run: HostRun, profile: Profile) -> None:
     require_price(run, profile.prices)
 
 
-def start(profile: Profile, run: HostRun, state: str) -> Started:
+def start(profile: AgentRow, run: HostRun, state: str) -> Started:
     """What is started for an order; the session's own folders are made. Raises ConfigError, BackendError."""
     require_effect(run, profile)
     place = place_of(run, state, own=profile.own_state, conversations=KEPT)
@@ -78,12 +77,12 @@ def start(profile: Profile, run: HostRun, state: str) -> Started:
             path = Path(place.config, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(_at(address, content), encoding="utf-8")
-    model = run.order.config.model or profile.model.default
+    model = run.order.config.model or profile.model
     arguments = profile.arguments
-    if model is not None and profile.model.arguments:
-        arguments = (*arguments, *profile.model.arguments, model)
-    if model is not None and profile.model.variable:
-        env[profile.model.variable] = model
+    if model is not None and profile.model_by.arguments:
+        arguments = (*arguments, *profile.model_by.arguments, model)
+    if model is not None and profile.model_by.variable:
+        env[profile.model_by.variable] = model
     if profile.config is not None:
         configuration = configured(profile.config, env.get(profile.config.variable), model)
         if profile.config.shows_images and run.order.abp("images"):
@@ -92,7 +91,7 @@ def start(profile: Profile, run: HostRun, state: str) -> Started:
     return (program, *(_at(address, word) for word in arguments)), env
 
 
-def variables_of(profile: Profile, env: Mapping[str, str], address: str | None) -> dict[str, str]:
+def variables_of(profile: AgentRow, env: Mapping[str, str], address: str | None) -> dict[str, str]:
     """Return the agent's variables: its profile's over the environment, which may name another address alone.
 
     Args:

@@ -18,11 +18,10 @@ from backplane.agents.claude.peer import WITHDRAWAL, ControlPeer
 from backplane.agents.claude.reader import STRUCTURED, EventReader, TurnResult
 from backplane.agents.claude.start import ALIASES, TOOLS
 from backplane.agents.events import mapping, mappings
-from backplane.agents.failures import code_of
 from backplane.agents.gate import ToolRequest
-from backplane.agents.options import Claude
 from backplane.agents.order import read_conversation, shows_results
 from backplane.agents.program import BegunProgram
+from backplane.agents.rows import AgentRow
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, failed, limited, silent
 from backplane.agents.spec import RunSpec, image_blocks, prompt_of, shape_of, shown
@@ -152,7 +151,7 @@ class Agent(BaseAgent):
             return await self._limited(result, limit)
         if result.is_error or result.subtype != "success" or result.reason == "hook_stopped":
             words = result.text or result.subtype
-            code = code_of(result.text, result.reason, self.reader.error, status=result.status)
+            code = self.session.code_of(result.text, result.reason, self.reader.error, status=result.status)
             return failed(code, f"{words}; {LOGIN}" if "/login" in words else words)
         if result.raw.get("stop_reason") == "refusal":
             return failed("backend_content_filtered", "the model refused to go on")
@@ -237,11 +236,12 @@ def _encoded(value: Json) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def speak(options: Claude, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
+def speak(options: AgentRow, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
     """Make the run with the agent's program. Raises ConfigError."""
     spec = RunSpec(
         prompt=shown(prompt_of(run), image_blocks(run, image_block)),
         silence_s=options.silence_s,
+        labels=options.labels,
         conversation=read_conversation(run),
         shape=shape_of(run),
         again="Your answer does not satisfy the JSON Schema you were given:\n{fault}\nCorrect it.",

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.agents.options import Claude as Options
 from backplane.agents.order import (
     AgentFolders,
     asked_at,
@@ -23,6 +22,7 @@ from backplane.agents.order import (
     without_version,
 )
 from backplane.agents.program import Started
+from backplane.agents.rows import AgentRow
 from backplane.errors import ConfigError
 from backplane.host import Given
 
@@ -55,7 +55,7 @@ EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 """With any other the program goes on as if nothing had been said, and tells nobody but its stderr."""
 
 
-def start(options: Options, run: Given, state: str) -> Started:
+def start(options: AgentRow, run: Given, state: str) -> Started:
     """What is started for an order. Raises ConfigError, BackendError."""
     place = place_of(run, state, own=options.own_state, conversations="projects/*/{}.jsonl")
     own = {
@@ -72,7 +72,7 @@ def start(options: Options, run: Given, state: str) -> Started:
     return (found(options.program, options.install, env), *arguments(run, options, place)), env
 
 
-def arguments(run: Given, options: Options, place: AgentFolders) -> list[str]:
+def arguments(run: Given, options: AgentRow, place: AgentFolders) -> list[str]:
     """The order in the program's own words."""
     order, asked, own = run.order, read_conversation(run), own_settings(run, "claude", SETTINGS)
     if own.get("effort") not in (None, *EFFORTS):
@@ -136,7 +136,7 @@ def write(folder: str, name: str, value: dict[str, Any]) -> str:
     return path
 
 
-def mcp_servers(run: Given, options: Options) -> dict[str, Any]:
+def mcp_servers(run: Given, options: AgentRow) -> dict[str, Any]:
     """The servers of the configuration and of the order, as the program reads them. Raises ConfigError."""
     return {
         name: {"type": "http" if "url" in row else "stdio", **row}

@@ -19,12 +19,11 @@ from backplane.agents.codex import answers
 from backplane.agents.codex.reader import EventReader, TurnEnd
 from backplane.agents.codex.start import mcp_servers, needs_hook, thread_of
 from backplane.agents.events import is_count, mapping, mappings
-from backplane.agents.failures import code_of
 from backplane.agents.gate import ToolRequest
 from backplane.agents.hooked import Hooked
-from backplane.agents.options import Codex
 from backplane.agents.order import require_price
 from backplane.agents.program import BegunProgram
+from backplane.agents.rows import AgentRow
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, failed, id_of
 from backplane.agents.spec import spec_in_words
@@ -53,7 +52,7 @@ class Agent(BaseAgent):
 
     reader: EventReader
 
-    def __init__(self, session: AgentRun, options: Codex, child: Child, env: dict[str, str]) -> None:
+    def __init__(self, session: AgentRun, options: AgentRow, child: Child, env: dict[str, str]) -> None:
         run = session.run
         super().__init__(session, EventReader(run.now, session.root))
         self.pipe = session.pipe(child, self, hear=self.hear)
@@ -127,7 +126,8 @@ class Agent(BaseAgent):
 
     def _ended(self, end: TurnEnd) -> Ending:
         if end.status == "failed":
-            return failure_of(end)
+            code = self.session.code_of(end.message, end.info, status=status_of(end.info, end.message))
+            return failed(code, plain(end.message) or "the turn failed")
         if end.status != "completed":
             words = f"the turn ended as {end.status}: {end.message}"
             return Ending(outcome="partial", words=words, stopped=end.status == "interrupted")
@@ -181,11 +181,6 @@ class Agent(BaseAgent):
         return {"model": self._model, "session_id": self.reader.thread, "requests": self.reader.spent.requests}
 
 
-def failure_of(end: TurnEnd) -> Ending:
-    code = code_of(end.message, end.info, status=_status(end.info, end.message))
-    return failed(code, plain(end.message) or "the turn failed")
-
-
 def plain(words: str) -> str:
     """The words in a service's own answer, which the agent may hand on as it came; any other text as it is."""
     try:
@@ -196,7 +191,7 @@ def plain(words: str) -> str:
     return told if isinstance(told, str) and told else words
 
 
-def _status(info: Json, words: str) -> int | None:
+def status_of(info: Json, words: str) -> int | None:
     """Return the HTTP status of the service's answer, from the member for it or the program's own sentence."""
     status = mapping(next(iter(mapping(info).values()), None)).get("httpStatusCode")
     if isinstance(status, int) and is_count(status):
@@ -216,7 +211,7 @@ def _text(words: Json) -> list[Json]:
     return words if isinstance(words, list) else [{"type": "text", "text": words}]
 
 
-def speak(options: Codex, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
+def speak(options: AgentRow, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
     """Make the run with the agent's program. Raises ConfigError, BackendError."""
-    spec = spec_in_words(run, image_block, silence_s=options.silence_s, prices=options.prices)
+    spec = spec_in_words(run, options, image_block)
     return AgentRun(run, spec, lambda session: Agent(session, options, child, begun.env))

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from backplane.agents import hook
 from backplane.agents.hooked import COMMAND
-from backplane.agents.options import Codex as Options
 from backplane.agents.order import (
     asked_at,
     environment_of,
@@ -22,6 +21,7 @@ from backplane.agents.order import (
     toml,
 )
 from backplane.agents.program import Started
+from backplane.agents.rows import AgentRow
 from backplane.errors import BackendError
 from backplane.host import Given
 
@@ -53,7 +53,7 @@ SETTINGS: Final = ("effort", "summary", "system", "verbosity")
 """What an order may set under `config.vendor.codex`."""
 
 
-def start(options: Options, run: Given, state: str) -> Started:
+def start(options: AgentRow, run: Given, state: str) -> Started:
     """What is started for an order. Raises ConfigError, BackendError."""
     place = place_of(run, state, own=options.own_state, conversations="sessions/*/*/*/*{}.jsonl*")
     env = environment_of(run, place, {"CODEX_HOME": place.config})
@@ -64,7 +64,7 @@ def start(options: Options, run: Given, state: str) -> Started:
     return (program, "app-server", *(word for setting in settings for word in ("-c", setting))), env
 
 
-def thread_of(run: Given, options: Options, env: dict[str, str]) -> tuple[str, dict[str, Any]]:
+def thread_of(run: Given, options: AgentRow, env: dict[str, str]) -> tuple[str, dict[str, Any]]:
     """The call that opens the thread, and the order in it."""
     asked, own = read_conversation(run), own_settings(run, "codex", SETTINGS)
     params: dict[str, Any] = {
@@ -86,7 +86,7 @@ def thread_of(run: Given, options: Options, env: dict[str, str]) -> tuple[str, d
     return "thread/start", {**params, "ephemeral": not (asked.keep or options.own_state)}
 
 
-def settings_of(run: Given, options: Options, env: dict[str, str]) -> dict[str, Any]:
+def settings_of(run: Given, options: AgentRow, env: dict[str, str]) -> dict[str, Any]:
     """The policy and the model's service in the agent's own settings."""
     own, profile = own_settings(run, "codex", SETTINGS), run.policy.profile
     networked = bool(profile.allow_network or profile.deny_network)
@@ -110,7 +110,7 @@ def settings_of(run: Given, options: Options, env: dict[str, str]) -> dict[str, 
     return {name: value for name, value in made.items() if value is not None}
 
 
-def provider_of(options: Options, env: dict[str, str]) -> dict[str, Any]:
+def provider_of(options: AgentRow, env: dict[str, str]) -> dict[str, Any]:
     """The model's service, as the program reads it."""
     key = options.key_env if options.key_env in env else None
     return {
@@ -125,7 +125,7 @@ def provider_of(options: Options, env: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def mcp_servers(run: Given, options: Options) -> dict[str, Any]:
+def mcp_servers(run: Given, options: AgentRow) -> dict[str, Any]:
     """The servers of the configuration and of the order, as the program reads them. Raises ConfigError."""
     names = {"headers": "http_headers"}
     return {
@@ -134,7 +134,7 @@ def mcp_servers(run: Given, options: Options) -> dict[str, Any]:
     }
 
 
-def needs_hook(run: Given, options: Options) -> bool:
+def needs_hook(run: Given, options: AgentRow) -> bool:
     """Return True if each command has to be asked about: Codex runs those that it holds for harmless unasked.
 
     A hook of the order may refuse one, a person may, and after the last turn or dollar no further one may run.

@@ -17,9 +17,9 @@ from backplane.agents.copilot.reader import EVENT, EventReader
 from backplane.agents.copilot.start import address_of, model_of
 from backplane.agents.events import mapping
 from backplane.agents.gate import ToolRequest
-from backplane.agents.options import Copilot
 from backplane.agents.order import own_settings, require_price, server_rows, shows_results
 from backplane.agents.program import BegunProgram
+from backplane.agents.rows import AgentRow
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, id_of
 from backplane.agents.spec import spec_in_words
@@ -46,7 +46,7 @@ class Agent(BaseAgent):
 
     reader: EventReader
 
-    def __init__(self, session: AgentRun, options: Copilot, child: Child, env: dict[str, str]) -> None:
+    def __init__(self, session: AgentRun, options: AgentRow, child: Child, env: dict[str, str]) -> None:
         self._shows = shows_results(session.run)
         super().__init__(session, EventReader(session.run.now, session.root, TOOLS, shows=self._shows))
         self._opening, self._turn = session_of(session.run, options, env), turn_of(session.run, options)
@@ -181,7 +181,7 @@ def image_block(media_type: str, data: str) -> Json:
 # The order in the session's words -------------------------------------------------------------------------------------
 
 
-def session_of(run: Given, options: Copilot, env: dict[str, str]) -> dict[str, Any]:
+def session_of(run: Given, options: AgentRow, env: dict[str, str]) -> dict[str, Any]:
     """The order in the members of the call that opens the session. Raises ConfigError."""
     own = own_settings(run, "copilot", SETTINGS)
     params: dict[str, Any] = {
@@ -205,21 +205,21 @@ def session_of(run: Given, options: Copilot, env: dict[str, str]) -> dict[str, A
     return {name: value for name, value in params.items() if value is not None}
 
 
-def provider_of(options: Copilot, env: dict[str, str]) -> dict[str, Any] | None:
+def provider_of(options: AgentRow, env: dict[str, str]) -> dict[str, Any] | None:
     """The user's own service, as the session takes it; None for the agent's."""
     if options.base_url is None:
         return None
     made = {
-        "type": options.provider,
+        "type": options.service,
         "baseUrl": address_of(options),
         "apiKey": env.get("COPILOT_PROVIDER_API_KEY"),
     }
-    if options.provider != "anthropic":
+    if options.service != "anthropic":
         made["wireApi"] = options.wire_api
     return {name: value for name, value in made.items() if value is not None}
 
 
-def mcp_servers(run: Given, options: Copilot) -> dict[str, Any]:
+def mcp_servers(run: Given, options: AgentRow) -> dict[str, Any]:
     """The servers of the configuration and of the order, as the session takes them. Raises ConfigError."""
     return {
         name: {"type": "http" if "url" in row else "local", "tools": ["*"], **row}
@@ -227,17 +227,17 @@ def mcp_servers(run: Given, options: Copilot) -> dict[str, Any]:
     }
 
 
-def turn_of(run: Given, options: Copilot) -> dict[str, Any]:
+def turn_of(run: Given, options: AgentRow) -> dict[str, Any]:
     """Members of every message: the answer's shape, where the model's service takes it."""
     schema = run.order.abp("output_schema")
-    if not (isinstance(schema, dict) and is_strict(schema)) or options.provider == "anthropic":
+    if not (isinstance(schema, dict) and is_strict(schema)) or options.service == "anthropic":
         return {}
     shape = {"name": "response", "strict": True, "schema": schema}
     return {"responseFormat": {"type": "json_schema", "jsonSchema": shape}}
 
 
-def speak(options: Copilot, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
+def speak(options: AgentRow, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
     """Make the run with the agent's program. Raises ConfigError, BackendError."""
     require_price(run, options.prices, repr(model_of(run, options)))
-    spec = spec_in_words(run, image_block, silence_s=options.silence_s, prices=options.prices)
+    spec = spec_in_words(run, options, image_block)
     return AgentRun(run, spec, lambda session: Agent(session, options, child, begun.env))

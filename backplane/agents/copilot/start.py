@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from backplane.agents.options import Copilot as Options
 from backplane.agents.order import asked_at, environment_of, found, place_of, without_version
 from backplane.agents.program import Started
+from backplane.agents.rows import AgentRow
 from backplane.errors import ConfigError
 from backplane.host import Given
 
@@ -19,7 +19,7 @@ QUIET: Final = {"COPILOT_AUTO_UPDATE": "false", "NO_COLOR": "1"}
 """No update, no colours."""
 
 
-def start(options: Options, run: Given, state: str) -> Started:
+def start(options: AgentRow, run: Given, state: str) -> Started:
     """What is started for an order. Raises ConfigError, BackendError."""
     place, quiet = place_of(run, state, own=options.own_state, conversations="session-state/{}"), dict(QUIET)
     if place.config is not None:
@@ -29,7 +29,7 @@ def start(options: Options, run: Given, state: str) -> Started:
     if options.base_url is not None:
         # Its variables beside the session's own members: without them it looks for its own service first.
         quiet["COPILOT_OFFLINE"] = "true"
-        own |= {"COPILOT_PROVIDER_BASE_URL": address_of(options), "COPILOT_PROVIDER_TYPE": options.provider}
+        own |= {"COPILOT_PROVIDER_BASE_URL": address_of(options), "COPILOT_PROVIDER_TYPE": options.service}
         own |= {"COPILOT_MODEL": model_of(run, options)}
         own |= {"COPILOT_PROVIDER_API_KEY": os.environ.get(options.key_env or "")}
     env = environment_of(run, place, own, quiet)
@@ -37,7 +37,7 @@ def start(options: Options, run: Given, state: str) -> Started:
     return (found(options.program, options.install, env), *ARGUMENTS, *login), env
 
 
-def model_of(run: Given, options: Options) -> str | None:
+def model_of(run: Given, options: AgentRow) -> str | None:
     """The model's name. Raises ConfigError: `config_invalid`, the user's own service has no default."""
     model = run.order.config.model or options.model
     if model is None and options.base_url is not None:
@@ -46,7 +46,7 @@ def model_of(run: Given, options: Options) -> str | None:
     return model
 
 
-def address_of(options: Options) -> str | None:
+def address_of(options: AgentRow) -> str | None:
     """Return the address of the model's service; for Anthropic's protocol without the version, which the agent adds."""
     address = asked_at(options.base_url)
-    return without_version(address) if options.provider == "anthropic" else address
+    return without_version(address) if options.service == "anthropic" else address

@@ -18,9 +18,9 @@ from backplane.agents.hooked import Hooked
 from backplane.agents.kimi.reader import EventReader
 from backplane.agents.kimi.server import KimiServer
 from backplane.agents.kimi.start import MODEL, secrets_of
-from backplane.agents.options import Kimi
 from backplane.agents.order import folders_of, keep_name, own_settings
 from backplane.agents.program import BegunProgram
+from backplane.agents.rows import AgentRow
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, id_of
 from backplane.agents.spec import spec_in_words
@@ -193,7 +193,7 @@ def image_block(media_type: str, data: str) -> Json:
     return {"type": "image", "source": {"kind": "base64", "media_type": media_type, "data": data}}
 
 
-def speak(options: Kimi, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
+def speak(options: AgentRow, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
     """Make the run with the agent's program. Raises ConfigError, BackendError."""
-    spec = spec_in_words(run, image_block, silence_s=options.silence_s, prices=options.prices)
+    spec = spec_in_words(run, options, image_block)
     return AgentRun(run, spec, lambda session: Agent(session, child, begun))

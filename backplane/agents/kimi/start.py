@@ -14,7 +14,6 @@ import msgspec
 
 from backplane.agents import hook
 from backplane.agents.hooked import COMMAND
-from backplane.agents.options import Kimi as Options
 from backplane.agents.order import (
     KEPT,
     AgentFolders,
@@ -30,6 +29,7 @@ from backplane.agents.order import (
     without_version,
 )
 from backplane.agents.program import Started
+from backplane.agents.rows import AgentRow
 from backplane.errors import BackendError, install_hint
 from backplane.host import Given
 
@@ -42,7 +42,7 @@ MODEL: Final = "ours"
 """The model's name in the agent's settings."""
 
 
-def require_effect(run: Given, options: Options) -> None:
+def require_effect(run: Given, options: AgentRow) -> None:
     """Refuse what an order says and this agent cannot be told. Raises BackendError, ConfigError."""
     if shows_results(run):
         fact = "a hook after tools would have no effect: this agent takes no other result than its own"
@@ -56,7 +56,7 @@ def require_effect(run: Given, options: Options) -> None:
     require_price(run, options.prices)
 
 
-def start(options: Options, run: Given, state: str) -> Started:
+def start(options: AgentRow, run: Given, state: str) -> Started:
     """What is started for an order; the agent's settings are written. Raises ConfigError, BackendError."""
     require_effect(run, options)
     place = place_of(run, state, own=False, conversations=KEPT)
@@ -83,17 +83,17 @@ def secrets_of(place: AgentFolders) -> Path:
     return Path(str(place.config), "config.toml")
 
 
-def settings_of(run: Given, options: Options, env: dict[str, str]) -> str:
+def settings_of(run: Given, options: AgentRow, env: dict[str, str]) -> str:
     """The agent's settings: the model's service, and our hook."""
     key = env.get(options.key_env or "", "")
     model = run.order.config.model or options.model
     address = asked_at(options.base_url)
-    if options.provider in ("anthropic", "google-genai"):
+    if options.service in ("anthropic", "google-genai"):
         address = without_version(address)
     return f"""default_model = {toml(MODEL)}
 telemetry = false
 [providers.ours]
-type = {toml(options.provider)}
+type = {toml(options.service)}
 base_url = {toml(address or "")}
 api_key = {toml(key)}
 [models.{MODEL}]

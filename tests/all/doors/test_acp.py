@@ -18,7 +18,7 @@ from backplane.agents.acp.agent import choose, read_session, words_of
 from backplane.agents.acp.log import FAILURES_MAX, FailedRequest, FileReader, StderrReader
 from backplane.agents.acp.reader import EventReader, exit_code_of, read_usage
 from backplane.agents.acp.start import let_see
-from backplane.agents.options import rows_of
+from backplane.agents.rows import rows_of
 from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract.events import (
     AssistantMessage,

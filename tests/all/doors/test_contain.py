@@ -20,7 +20,7 @@ import anyio
 import msgspec
 import pytest
 
-from backplane.agents import shipped
+from backplane.agents import rows
 from backplane.config import Settings, tighter
 from backplane.contract.events import AssistantDelta
 from backplane.contract.work import PolicyProfile, RuntimeConfig
@@ -220,7 +220,7 @@ async def test_every_folder_that_a_backend_may_write_is_writable_in_the_first_ru
     config = abp()
     if "state" in state:
         own = str(backplane_home / "agents" / "cell")
-        host = cell(tmp_path / "bin", f"write({own + '/x'!r})", env={shipped.STATE: own})
+        host = cell(tmp_path / "bin", f"write({own + '/x'!r})", env={rows.STATE: own})
         config = abp(session={"keep": True}) if state.startswith("state") else abp()
     said, held = await ask(control(backplane_home, isolation=isolation), host, root, config=config)
     if state == "no such state":

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from backplane.agents.options import read, rows_of
+from backplane.agents.rows import read, rows_of
 from backplane.contract.work import OF_AGENT, OF_HOST
 from backplane.resources import find as find_shared
 from hosts import api, mock, shell

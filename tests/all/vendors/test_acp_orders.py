@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from backplane.agents.options import rows_of
+from backplane.agents.rows import rows_of
 from backplane.contract.events import CommandExecuted, Failed, RetryReported, ToolResult
 from backplane.contract.work import PolicyProfile
 from backplane.resources import find

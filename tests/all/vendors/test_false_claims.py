@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from backplane.agents import options, shipped
+from backplane.agents import rows
 from backplane.contract.capability import CAPABILITIES
 from hosts.agent import host_of
 from tests.all.faults.sizes import LONG
@@ -34,7 +34,7 @@ from tests.all.vendors.test_kimi import Kimi
 pytestmark = [pytest.mark.timeout(300)]
 
 AGENTS = [Claude(), Codex(), Copilot(), Gemini(), Kimi()] if LONG else [Codex()]
-ROWS = options.rows_of(str(ROOT / "hosts"))
+ROWS = rows.rows_of(str(ROOT / "hosts"))
 PROBE_S = 240
 CLAIMS = ("native", "emulated", "restricted")
 LIAR = """
@@ -100,10 +100,10 @@ def honest_claims(agent: Agent, folder: Path) -> set[str]:
 
 
 def test_a_host_that_claims_everything_is_found_out_in_each_claim(agent: Agent, tmp_path: Path) -> None:
-    manifest = host_of(agent.name, options.read(ROWS, agent.name, {})).capabilities
+    manifest = host_of(agent.name, rows.read(ROWS, agent.name, {})).capabilities
     true = honest_claims(agent, tmp_path) if LONG else set(manifest)
     (tmp_path / "liar").mkdir()
-    code, lying = probe(agent, project(tmp_path / "copy", shipped.HOST), tmp_path / "liar")
+    code, lying = probe(agent, project(tmp_path / "copy", rows.HOST), tmp_path / "liar")
     # A claim that no trial can show is listed as untried, and is not called false.
     assert code == any(found["claim"] in CLAIMS and found["proof"] == "failed" for found in lying.values())
     assert set(lying) == set(CAPABILITIES)

@@ -1,0 +1,358 @@
+"""The agents that backplane drives: a row of `hosts/agents.toml` each, with a backend's options over it.
+
+A control plane reads a row to name what is wrong, and sends it to the agent's host, which need not read the table.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from backplane.errors import CODES, ConfigError
+
+HOST: Final = "agent.py"
+"""File under `hosts/` that drives every agent; its argument names the row."""
+
+OPTIONS: Final = "BACKPLANE_AGENT_OPTIONS"
+"""Variable that takes a backend's options to such a host, as JSON: an argument could be read by every user."""
+
+INSTRUCTION_FILES: Final = ("AGENTS.md", "CLAUDE.md")
+"""Names of files with a project's instructions that a model behind `api` gets: of each folder the first that exists."""
+
+STATE: Final = "BACKPLANE_AGENT_STATE"
+"""Variable that tells such a host the folder for what outlives a run: conversations that are kept."""
+
+KEY_PROXY: Final = "BACKPLANE_KEY_PROXY"
+"""Variable that tells such a host where its model's service is asked in place of its own address."""
+
+BASE_URL: Final = "{base_url}"
+"""Stands for that address in an agent's variables, arguments, files and configuration."""
+SESSION: Final = "{session}"
+"""Stands for the id of an agent's session in the name of its log."""
+
+SILENCE_S: Final = 240
+"""Seconds without a sign of the agent while no tool runs: below the control plane's 300 s, so that it knows why."""
+RETRIES: Final = 4
+"""Requests that repeat one call of the model after the first; an order's own clock may be shorter."""
+
+PROVIDERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "copilot": ("openai", "azure", "anthropic"),
+    "kimi": ("kimi", "openai", "openai_responses", "anthropic", "google-genai"),
+}
+"""Driver → kinds of service that its agent can ask; the first is the default."""
+
+OF_ALL: Final = (
+    "program", "install", "key_env", "base_url", "base_url_env", "own_state", "silence_s", "mcp_servers",
+    "capabilities", "heeds", "instruction_files", "labels",
+)  # fmt: skip
+"""Options that every driver takes."""
+OF_DRIVER: Final[Mapping[str, tuple[str, ...]]] = {
+    "claude": ("project_settings",),
+    "codex": ("model", "prices", "retries"),
+    "copilot": ("model", "prices", "provider", "wire_api", "project_settings"),
+    "kimi": ("model", "prices", "provider", "context_tokens", "retries"),
+    "acp": (
+        "sessions", "model", "prices", "adds_version", "arguments", "home", "env", "files", "config", "own_server",
+        "mode", "model_by", "usage", "tools", "notices", "failed_request", "log", "asks_anew", "in_place",
+    ),
+}  # fmt: skip
+"""Driver → its other options; a driver without an entry takes those of Codex."""
+_OF_TRIALS: Final = frozenset(("trial_options", "trial_env", "trial_in_place"))
+"""Members of the table that `backends --probe` alone reads."""
+
+
+def taken(drive: str) -> tuple[str, ...]:
+    """Return the options that a driver takes."""
+    return (*OF_ALL, *OF_DRIVER.get(drive, OF_DRIVER["codex"]))
+
+
+class McpServer(msgspec.Struct, frozen=True):
+    """The members of an MCP server's row that all agents have; an agent may have others."""
+
+    name: str
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    url: str = ""
+    headers: dict[str, str] = {}
+    tool_ms: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    """Milliseconds that a call of one of its tools may take; only the host `api` applies it."""
+
+
+class ModelOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How an agent is told its model."""
+
+    variable: str | None = None
+    """Variable that takes the model's name."""
+    arguments: tuple[str, ...] = ()
+    """Arguments before the model's name."""
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A variable that holds the agent's configuration."""
+
+    variable: str
+    """Name of the variable."""
+    content: dict[str, Any] = {}
+    """Laid over the user's own configuration."""
+    model: str | None = None
+    """Member that takes the model's name."""
+    shows_images: bool = False
+    """The agent sends images only to a model whose entry in its configuration takes them."""
+
+
+class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Words that an agent puts among its model's: a whole chunk of a message, known by how it begins."""
+
+    says: str
+    """A regular expression that the chunk begins with; empty for a turn that ends after a tool and without a word."""
+    code: str | None = None
+    """The failure of a turn that ends with it; without one it is a note."""
+    retry: bool = False
+    """The model is asked anew, and its words since the last message do not count."""
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.says)
+        except re.error as error:
+            raise ValueError(f"`says` of a notice is no regular expression: {error}") from error
+        if self.code is not None and self.code not in CODES:
+            raise ValueError(f"{self.code!r:.80} of a notice is no code of the contract")
+        if self.code is not None and self.retry:
+            raise ValueError("a notice is a failure or a retry, not both")
+        if not self.says and self.code is None:
+            raise ValueError("a notice that says nothing has a code")
+
+
+class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An agent: how its program is started and driven, and what its manifest says."""
+
+    program: str
+    """Name or path of the agent's program; a name is looked for on PATH."""
+    name: str = ""
+    """Name of the row; empty if options alone describe the agent."""
+    drive: str = "acp"
+    """Name of the folder of `agents` that drives the agent."""
+    install: str = ""
+    """Command that installs the program, for messages."""
+    oldest: str | None = None
+    """Oldest version of the program that works; None if no older one was tried."""
+    trials: dict[str, Any] = {}
+    """Calls by which the agent's model shows what it can, for `backends --probe`."""
+    key_env: str | None = None
+    """Variable that holds the key of the model's service."""
+    base_url: str | None = None
+    """Address of the model's service; the version at its end (`/v1`) is optional where the program adds one."""
+    base_url_env: str | None = None
+    """Variable from which the vendor's own program reads `base_url`; used if the options name no address."""
+    own_state: bool = False
+    """Use the user's own folders, login and model service in place of the session's."""
+    silence_s: int = SILENCE_S
+    """Seconds without a sign of the agent, while no tool runs, after which its turn fails; 0 waits for ever."""
+    mcp_servers: tuple[dict[str, Any], ...] = ()
+    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
+    capabilities: dict[str, str] = msgspec.field(default_factory=lambda: {"streaming": "native"})
+    """Capabilities in the manifest of the agent's hello: a level, or the reason why it is restricted."""
+    heeds: tuple[str, ...] = ()
+    """Settings of an order that the agent carries out beside those that every agent does."""
+    instruction_files: tuple[str, ...] = ()
+    """Names of the project's files that the agent reads itself as its instructions."""
+    labels: dict[str, str] = {}
+    """Words by which the agent names a failure → the contract's code; without an entry its text and status decide."""
+    sessions: bool = False
+    """The agent keeps its conversations, and goes on with one in another run."""
+    model: str | None = None
+    """Model if the order names none; without it the agent chooses, unless its service is the user's own."""
+    prices: dict[str, Any] | None = None
+    """Dollars for a million tokens: input, output, cache_read, cache_write."""
+    retries: int = RETRIES
+    """Requests that repeat one call of the model after the first: 1 is two requests at most."""
+    provider: str = ""
+    """What kind of service is at `base_url`."""
+    wire_api: Literal["completions", "responses"] = "completions"
+    """Which of OpenAI's protocols the service speaks."""
+    context_tokens: int = 262_144
+    """Tokens that the model takes at most; the agent shortens a conversation before it is longer."""
+    project_settings: bool = False
+    """Take the workspace's own settings for the agent, too: they can start programs that nobody is asked about."""
+    adds_version: bool = False
+    """The program adds the version (`/v1`) to the address of the model's service."""
+    arguments: tuple[str, ...] = ()
+    """Arguments of the program."""
+    home: dict[str, str] = {}
+    """Variables that get a folder below the session's state folder, each with the folder's name."""
+    env: dict[str, str] = {}
+    """Variables of the agent."""
+    files: dict[str, str] = {}
+    """Files, path → content, that are written below the state folder before the start."""
+    config: Config | None = None
+    """A variable that holds the agent's configuration as JSON, and what is laid over the user's."""
+    own_server: str | None = None
+    """Address (`host:port`) where the agent's parts talk to each other, which no proxy is asked for."""
+    mode: str | None = None
+    """Mode that is set after the session is open, so that the agent asks before it acts."""
+    model_by: ModelOption = ModelOption()
+    """Way to set the agent's model: a variable or arguments; by the protocol if there are neither."""
+    usage: Literal["chunks", "record", "turn", "last_call", "none"] = "none"
+    """Message in which the agent reports tokens."""
+    tools: dict[str, str] = {}
+    """The agent's names of tools → the neutral names."""
+    notices: tuple[Notice, ...] = ()
+    """What the agent says itself among the words of its model; the first that fits counts."""
+    failed_request: str = ""
+    """A regular expression for the line of the log that reports a failed request; empty if the agent writes none."""
+    log: str = ""
+    """The log's file below the state folder, with wildcards and `{session}`; empty for stderr."""
+    asks_anew: bool = False
+    """After a failed request it asks for the whole answer again: words since the last message do not count."""
+    in_place: bool = False
+    """Its conversations stay with the folder they began in."""
+
+    def __post_init__(self) -> None:
+        try:
+            groups = re.compile(self.failed_request).groupindex
+        except re.error as error:
+            raise ValueError(f"`failed_request` is not a regular expression: {error}") from error
+        if self.failed_request and "words" not in groups:
+            raise ValueError("`failed_request` has no group (?P<words>…)")
+        choices = PROVIDERS.get(self.drive, ())
+        if self.provider not in ("", *choices):
+            raise ValueError(f"provider is {self.provider!r:.80}, and it is one of {', '.join(choices)}")
+        if unknown := [code for code in self.labels.values() if code not in CODES]:
+            raise ValueError(f"{unknown[0]!r:.80} of `labels` is no code of the contract")
+
+    @property
+    def service(self) -> str:
+        """Kind of service at `base_url`."""
+        return self.provider or PROVIDERS[self.drive][0]
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The address of the model's service as `host:port`; empty if it is unknown or cannot be read."""
+        try:
+            parts = urlsplit(self.base_url or "")
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            return ()
+        return (f"{parts.hostname}:{port}",) if parts.hostname else ()
+
+    def is_told(self, env: Mapping[str, str]) -> bool:
+        """Return True if the agent learns where to ask: by its driver, or by `{base_url}` in its row or variables."""
+        return self.drive != "acp" or self.says_base_url(env)
+
+    def says_base_url(self, env: Mapping[str, str]) -> bool:
+        """Return True if `{base_url}` stands in the row or in the backend's variables."""
+        return BASE_URL in msgspec.json.encode([self, env]).decode()
+
+
+@functools.cache
+def rows_of(folder: str) -> dict[str, dict[str, Any]]:
+    """Return the rows of `agents.toml` in the folder of the hosts."""
+    import tomllib
+
+    with open(os.path.join(folder, "agents.toml"), "rb") as file:
+        return tomllib.load(file)
+
+
+def read(rows: Mapping[str, Mapping[str, Any]], name: str, given: Mapping[str, Any]) -> AgentRow:
+    """Return a row with a backend's options over it.
+
+    Args:
+        name: of the row; an agent that is described by its options alone has none.
+        given: the options.
+
+    Raises:
+        ConfigError: `config_invalid`, an option that is not known or has the wrong type.
+    """
+    kept = {key: value for key, value in rows.get(name, {}).items() if key not in _OF_TRIALS}
+    said = {key: value for key, value in given.items() if key != "profile"}
+    known = taken(kept.get("drive", "acp"))
+    try:
+        if unknown := [key for key in said if key not in known]:
+            raise msgspec.ValidationError(f"Object contains unknown field `{unknown[0]}`")
+        return msgspec.convert({**kept, **said, "name": name}, AgentRow)
+    except msgspec.ValidationError as error:
+        fact = f"options of the agent {name or 'without a row'}: {error}"
+        raise ConfigError("config_invalid", fact, hint=f"choose from: {', '.join(known)}") from error
+
+
+def read_options(folder: str, name: str, options: str) -> AgentRow:
+    """Return the row that a host was given by its control plane, or a row of the table with options over it.
+
+    Args:
+        folder: the folder of the hosts.
+        name: of the row.
+        options: JSON; a whole row has `drive`.
+
+    Raises:
+        ConfigError: `config_invalid`.
+    """
+    try:
+        given = msgspec.json.decode(options, type=dict[str, Any])
+        return msgspec.convert(given, AgentRow) if "drive" in given else read(rows_of(folder), name, given)
+    except msgspec.MsgspecError as error:
+        raise ConfigError("config_invalid", f"the options are no JSON object: {error}") from error
+
+
+def agent_of(
+    hosts: Path,
+    name: str,
+    options: Mapping[str, Any],
+    env: Mapping[str, str],
+    where: str,
+    environ: Mapping[str, str] | None = None,
+) -> AgentRow:
+    """Return the agent that a shipped host is to drive.
+
+    Args:
+        hosts: the folder of the hosts.
+        name: of the row; empty for an agent that the options name.
+        options: of the backend: `profile` names a row of an agent behind ACP, `program` another program.
+        env: of the backend.
+        environ: our own environment; it may name the address of the model's service.
+        where: what an error calls the options.
+
+    Raises:
+        ConfigError: `config_invalid`: neither a row nor a program is named, the host would not take an option, or the
+            address of the model's service is invalid.
+    """
+    rows: Mapping[str, Mapping[str, Any]] = rows_of(str(hosts))
+    if not name:
+        rows = {row: known for row, known in rows.items() if "drive" not in known}
+    row = options.get("profile", name)
+    program = options.get("program", rows.get(row, {}).get("program") if isinstance(row, str) else None)
+    if not isinstance(program, str) or not isinstance(row, str):
+        fix = f'give profile = one of {", ".join(rows)}; or program = "…" with its arguments'
+        raise ConfigError("config_invalid", f"{where} name no agent", hint=fix)
+    known = rows.get(row, {})
+    variable = str(options.get("base_url_env", known.get("base_url_env")))
+    address = env.get(variable) or (environ or {}).get(variable)
+    if address and "base_url" not in options:
+        options = {**options, "base_url": address}
+        where = f"the variable {variable}, or {where}"
+    agent = read(rows, row, options)
+    if agent.base_url is None and agent.says_base_url(env):
+        fact = f"{where} or its env say {BASE_URL}, and there is no base_url"
+        raise ConfigError("config_invalid", fact, hint='give base_url = "https://…"')
+    if agent.base_url is not None and not (agent.base_url.startswith(("http://", "https://")) and agent.endpoints):
+        fact = f"{where}: base_url {agent.base_url[:80]!r} is no address of a service"
+        raise ConfigError(
+            "config_invalid", fact, hint="it is http:// or https:// with a host, and perhaps a port and path"
+        )
+    return agent
+
+
+def past_proxies(env: Mapping[str, str], host: str) -> dict[str, str]:
+    """Return the variables that let programs ask a host without a proxy, beside those that they ask so already.
+
+    Many programs look at one spelling alone, so one that is not set lists what the other does.
+    """
+    listed = {name: env.get(name, env.get(name.swapcase())) for name in ("NO_PROXY", "no_proxy")}
+    return {name: f"{others},{host}" if others else host for name, others in listed.items()}
