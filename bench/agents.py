@@ -27,9 +27,8 @@ from backplane.agents.claude import answers
 from backplane.agents.claude import start as claude_start
 from backplane.agents.claude.agent import HOOK_S
 from backplane.agents.codex import start as codex_start
-from backplane.agents.options import OPTIONS, read_options
 from backplane.agents.program import Started
-from backplane.agents.shipped import agent_of
+from backplane.agents.rows import OPTIONS, agent_of, read_options
 from backplane.agents.spec import prompt_of
 from backplane.contract import envelope as wire
 from backplane.contract.work import WorkOrder, WorkspaceSpec
