@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -136,11 +136,6 @@ def host_fact(pid: int, start: int) -> Facts:
         start: when it began, in clock ticks since the machine did: tells it from a stranger with its number.
     """
     return {"fact": "host", "pid": pid, "start": start, "plane": os.getpid()}
-
-
-def hooks_fact(ask: str, names: Sequence[str]) -> Facts:
-    """The fact that hooks take long over an ask; no names once they have answered."""
-    return {"fact": "hooks", "ask": ask, "names": list(names)}
 
 
 def failed_fact(code: str) -> Facts:

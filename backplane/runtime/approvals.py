@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -38,17 +37,10 @@ if TYPE_CHECKING:
 ASKS_OPEN_MAX: Final = 64
 """Limit of asks that wait for an answer at once; further ones are decided at once, without hooks or a person."""
 
-ASKS_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Size limit of all waiting asks, far above what agents write; a single larger ask waits if no other does."""
-
 REMEMBERED_MAX: Final = 1000
 """Limit of tools and kinds of command with a remembered answer in a run; the caller is asked about others again."""
 
-REMEMBERED_CHARS_MAX: Final = 4000
-"""Character limit of a remembered tool name, command and reason together; longer answers are not remembered."""
-
-HOOKS_SLOW_S: Final = 1.0
-"""Seconds until the journal notes hooks that have not answered, for `backplane why`; most take milliseconds."""
+_TOO_MANY: Final = f"{ASKS_OPEN_MAX} asks are open already"
 
 OnAsk = Callable[[Approval], Awaitable[Decision] | Decision]
 
@@ -77,7 +69,6 @@ class Approvals:
         self._ending = ending
         self._record = record
         self._on_ask = on_ask
-        self._bytes = 0
         self._remembered: dict[tuple[str, ...], Decision] = {}
         """Decisions for the rest of the run, by the key that `remembered_by` returns."""
 
@@ -102,53 +93,34 @@ class Approvals:
         raised = self._record.own("ask", approvals.body(ask), approvals.describe(ask))
         self._facts.asked(ask)
         decision, by = approvals.judge(self._facts.policy, ask, root=self._facts.root), "policy"
-        hooks = self._hooks_of(ask, decision)
-        keeps = self.checkpoints is not None
-        may_wait = decision is None or bool(hooks) or keeps
-        size = len(raised.lines) if may_wait else 0
-        full = self._full(size)
-        if not hooks and decision is None:
-            decision, by = self._without_caller(ask, full)
-        elif hooks and full:
-            decision, by, hooks = Decision(decision="deny", reason=full), "default", ()
-        waits = bool(hooks) or (keeps and not full and (decision is None or decision.decision != "deny"))
-        if decision is not None and not waits:
+        is_denied = decision is not None and decision.decision == "deny"
+        hooks = self.hooks.of(ask, decision) if self.hooks is not None and not is_denied else ()
+        may_wait = len(self.open) < ASKS_OPEN_MAX
+        if hooks and not may_wait:
+            decision, by, hooks = Decision(decision="deny", reason=_TOO_MANY), "default", ()
+        elif decision is None and not hooks:
+            decision, by = self._without_caller(ask)
+            if decision is None and not may_wait:
+                decision, by = approvals.by_default(ask, _TOO_MANY), "default"
+        is_denied = decision is not None and decision.decision == "deny"
+        saves = self.checkpoints is not None and may_wait and not is_denied
+        if decision is not None and not hooks and not saves:
             return [raised, *self._answer(ask, decision, by=by)]
         self.open[ask.id] = ask
-        self._bytes += size
-        self.host.start_soon(self._decide, ask, size, raised.events[0], hooks, decision)
+        self.host.start_soon(self._decide, ask, raised.events[0], hooks, decision)
         return [raised]
 
-    def _hooks_of(self, ask: wire.Ask, decision: Decision | None) -> tuple[Hook, ...]:
-        if self.hooks is None or (decision is not None and decision.decision == "deny"):
-            return ()
-        return self.hooks.of(ask, decision)
-
-    def _full(self, size: int) -> str:
-        """Return why a further ask of `size` bytes may not wait; empty if it may."""
-        if len(self.open) >= ASKS_OPEN_MAX:
-            return f"{ASKS_OPEN_MAX} asks are open already"
-        if self.open and self._bytes + size > ASKS_BYTES_MAX:
-            return f"asks of {ASKS_BYTES_MAX} bytes are open already"
-        return ""
-
-    def _without_caller(self, ask: wire.Ask, full: str = "") -> tuple[Decision | None, str]:
-        """Return a decision that needs no question to the caller, and its maker; None if the caller has to decide.
-
-        Args:
-            full: the reason why the ask may not wait; empty if it may.
-        """
+    def _without_caller(self, ask: wire.Ask) -> tuple[Decision | None, str]:
+        """Return a decision that needs no question to the caller, and its maker; None if the caller has to decide."""
         key = remembered_by(ask) if self._remembered else None
         if key is not None and (decision := self._remembered.get(key)) is not None:
             return decision, "caller"
         if self._on_ask is None:
             return approvals.by_default(ask, "nobody is there to answer"), "default"
-        if full:
-            return approvals.by_default(ask, full), "default"
         return None, "caller"
 
     async def _decide(
-        self, ask: wire.Ask, size: int, event: AgentEvent, hooks: tuple[Hook, ...], decided: Decision | None
+        self, ask: wire.Ask, event: AgentEvent, hooks: tuple[Hook, ...], decided: Decision | None
     ) -> None:
         """Make a checkpoint, ask the hooks, ask the caller if the ask is still undecided, and answer."""
         assert self.host is not None
@@ -167,7 +139,6 @@ class Approvals:
             decided = approvals.changed(ask, decided, f"hook {changed!r} changed it")
             by = "hook" if by == "policy" else by
         del self.open[ask.id]
-        self._bytes -= size
         self.host.progressed()
         if not self._ending.over.is_set():
             self._record.add(self._answer(ask, decided, by=by))
@@ -176,7 +147,7 @@ class Approvals:
         """Ask the hooks; return the ask as they changed it, the decision, its maker, and the hook that changed it."""
         assert self.hooks is not None
         assert self._facts.policy is not None
-        with anyio.move_on_after(self._limits.ask_s), self._noted_if_slow(ask, hooks):
+        with anyio.move_on_after(self._limits.ask_s):
             heard = await self.hooks.hear(ask, hooks, self._facts.root, self._reread)
             if heard.decision is not None:
                 return heard.ask, heard.decision, "hook", heard.changed_by
@@ -184,27 +155,6 @@ class Approvals:
             return heard.ask, verdict, "policy", heard.changed_by
         reason = f"no answer of the hooks within {self._limits.ask_s:g} s"
         return ask, Decision(decision="deny", reason=reason), "default", ""
-
-    @contextmanager
-    def _noted_if_slow(self, ask: wire.Ask, hooks: tuple[Hook, ...]) -> Iterator[None]:
-        """Note slow hooks in the journal, and note there, too, when they have answered."""
-        assert self.host is not None
-        at_work, noted = True, False
-
-        async def note() -> None:
-            nonlocal noted
-            await anyio.sleep(HOOKS_SLOW_S)
-            if at_work:
-                noted = True
-                self._record.place.note_hooks(ask.id, [hook.name for hook in hooks])
-
-        self.host.start_soon(note)
-        try:
-            yield
-        finally:
-            at_work = False
-            if noted:
-                self._record.place.note_hooks(ask.id, ())
 
     async def _put_above(self, ask: wire.Ask) -> Decision:
         """Ask the caller in place of a hook, as for an ask that the policy leaves open."""
@@ -238,9 +188,7 @@ class Approvals:
 
     def _remember(self, ask: wire.Ask, decision: Decision) -> None:
         key = remembered_by(ask)
-        if key is None or len(self._remembered) >= REMEMBERED_MAX:
-            return
-        if sum(map(len, key)) + len(decision.reason) <= REMEMBERED_CHARS_MAX:
+        if key is not None and len(self._remembered) < REMEMBERED_MAX:
             reason = f"{decision.decision} for this run" + (f": {decision.reason}" if decision.reason else "")
             self._remembered[key] = Decision(decision=decision.decision, reason=reason)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,11 +21,11 @@ from backplane.config import Limits
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Usage
 from backplane.contract.work import Mode
-from backplane.errors import BackplaneError, StoreError, WorkspaceError, unforeseen
+from backplane.errors import BackplaneError, WorkspaceError, unforeseen
 from backplane.policy.rules import has_rules_of
 from backplane.process.aio import LoopTask
 from backplane.receipts.build import RunState
-from backplane.receipts.journal import held_fact, hooks_fact, host_fact
+from backplane.receipts.journal import held_fact, host_fact
 from backplane.runtime.backends import Link, ProcessBackend
 from backplane.runtime.setup import HostSetup, HostStart
 from backplane.runtime.state import STAGED_FOR
@@ -223,12 +223,6 @@ class RunPlace:
         """Wait for the end of the worker thread that makes the workspace."""
         if self._making is not None:
             await self._making.wait()
-
-    def note_hooks(self, ask: str, names: Sequence[str]) -> None:
-        """Note in the journal which hooks take long to answer an ask; empty `names` once they have answered."""
-        if self.journal is not None:
-            with suppress(StoreError):  # The note is only for viewing a live run.
-                self.journal.note(hooks_fact(self._facts.redactor.text(ask)[0], names))
 
     def check_asks(self, extensions: tuple[str, ...]) -> None:
         """Refuse a host that does not ask before tools run, if the order demands it. Raises CapabilityError."""

@@ -167,8 +167,6 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     """MCP servers that could not be used."""
     same_call: Repeat = NO_REPEAT
     same_failure: Repeat = NO_REPEAT
-    hooks: dict[str, tuple[str, ...]] = {}
-    """Id of a question → the slow hooks that it waits for."""
     host: tuple[int, int] | None = None
     """Process id of the host or of the sandbox around it, and its start time in clock ticks since the machine began."""
     ended: Ended | None = None
@@ -206,11 +204,6 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
                 self.reached = reached
             case "host":
                 self.host = _number(fact.get("pid")) or 0, _number(fact.get("start")) or 0
-            case "hooks":  # Without names: the hooks have answered.
-                ask, names = _text(fact.get("ask")), as_list(fact.get("names"))
-                self.hooks.pop(ask, None)
-                if names and len(self.hooks) < ITEMS_MAX:
-                    self.hooks[ask] = tuple(map(str, names))
 
     def _order(self, fact: dict[str, Any]) -> None:
         order = as_object(fact.get("order"))

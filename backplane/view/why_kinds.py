@@ -34,13 +34,12 @@ Kind = str
 KINDS: Final[dict[Kind, tuple[str, ...]]] = {
     "nothing": ("nothing is wrong: {what}",),
     # Live runs.
-    "approval_waits": ("the run waits for your approval of {tool}",
+    "approval_waits": ("the run waits for approval of {tool}",
                        "backplane answer {run} {ask} allow, or deny --reason WHY",
-                       "or answer in the terminal of the run, or in backplane watch"),
+                       "or answer in the terminal of the run, or in backplane watch",
+                       "or wait for a hook, if the run has hooks: each has to answer within its timeout_ms"),
     "question_waits": ("the run waits for your answer to a question", "backplane answer {run} {ask} allow --text WORDS",
                        "or answer in the terminal of the run, or in backplane watch"),
-    "hook_hangs": ("a hook has not answered yet: {names}", "wait until the hook reaches its limit (timeout_ms)",
-                   "or correct the hook: a hook should answer within milliseconds"),
     "quota": ("the account's quota is used up; the service says: {until}", "use another login, model or backend",
               "or wait until the quota is renewed"),
     "overloaded": ("the model's service {what}{code}; the agent repeats the request",

@@ -31,7 +31,7 @@ _LIMITS: Final = {"429": "asks to slow down", "529": "is overloaded", "503": "is
 
 def live(picture: Picture, moment: Moment) -> Iterator[Cause]:
     """Yield what holds, the most telling first: a wait, a loop, then what the run does."""
-    waits = _hook(picture) or _question(picture, moment) or _retried(picture)
+    waits = _question(picture, moment) or _retried(picture)
     loops = repeated(picture)
     does = None if waits is not None else _starts(picture, moment) or _tool(picture, moment) or _silent(picture, moment)
     yield from (found for found in (waits, loops, does) if found is not None)
@@ -40,15 +40,6 @@ def live(picture: Picture, moment: Moment) -> Iterator[Cause]:
 def _age_ms(picture: Picture, moment: Moment) -> int:
     last = milliseconds(picture.last_ts or picture.started_at)
     return max(0, moment.now_ms - last) if last is not None else 0
-
-
-def _hook(picture: Picture) -> Cause | None:
-    for id, names in picture.hooks.items():
-        ask = picture.open_asks.get(id)
-        if ask is not None:
-            rows = [Evidence(f"the hook must decide on {ask.tool}: {ask.about}", ask.number)]
-            return Cause("hook_hangs", rows, {"names": ", ".join(names)}, ask.ts)
-    return None
 
 
 def _question(picture: Picture, moment: Moment) -> Cause | None:

@@ -188,16 +188,6 @@ async def test_a_denial_by_a_person_is_named(
     assert not re.search(r"\b1 (calls|files|turns)\b|\b1 of its \w+ .* were\b", found.verdict)
 
 
-async def test_a_hook_that_hangs_is_named(backplane_home: Path, tmp_path: Path, anyio_backend: str) -> None:
-    hook = Hook("pre_tool", (sys.executable, "-c", "import time; time.sleep(600)"), name="slow one", timeout_ms=60_000)
-    ready: Ready = lambda picture, _: bool(picture.hooks)  # noqa: E731
-    found = await while_live(
-        backplane_home, order(tmp_path, TOOL), mock_backend("process"), ready, hooks=(hook,), later_ms=0
-    )
-    assert found.kind == "hook_hangs", found
-    assert "slow one" in found.verdict
-
-
 # Runs that have ended -------------------------------------------------------------------------------------------------
 
 SERVICE: dict[str, tuple[Fault, str]] = {
