@@ -36,7 +36,6 @@ KNOCK_S: Final = 10.0
 """Time limit of a request and its reply, which take a millisecond; a slower caller is disconnected."""
 VISITORS_MAX: Final = 32
 """Limit of connected callers; a further one waits until another has left."""
-ANCESTORS_MAX: Final = 1_000
 READ_BYTES: Final = 65_536
 _CREDENTIALS: Final = struct.Struct("3i")
 
@@ -85,43 +84,37 @@ _read_request: Final = msgspec.json.Decoder(Request).decode
 _read_reply: Final = msgspec.json.Decoder(DoorReply).decode
 
 
-def find_ask(asks: Mapping[str, Approval], given: AnswerCommand) -> str:
-    """Find the open question that an answer is for; return its id.
+def find_ask(asks: Mapping[str, Approval], given: AnswerCommand) -> tuple[str, str | None]:
+    """Find the open question that an answer is for; return its id, and the answer's text with an option's label.
 
     Raises:
         ConfigError: `config_invalid`, no or several open questions fit the id, or the answer does not fit the question.
     """
     found = [id for id in asks if id == given.ask] or [id for id in asks if id.startswith(given.ask)]
     if len(found) != 1:
-        there = ", ".join(asks) or "none"
         if given.ask:
             fact = f"{'several open questions begin with' if found else 'no open question has the id'} {given.ask!r}"
         else:
             fact = "several questions are open, and none is named" if found else "no question is open"
-        raise ConfigError("config_invalid", fact, hint=f"open questions: {there}")
-    options = asks[found[0]].body.get("options")
-    if given.decision == "allow" and given.text is not None and chosen(given.text, options) is None:
-        fact = f"the question has no option {given.text[:20]!r}"
+        raise ConfigError("config_invalid", fact, hint=f"open questions: {', '.join(asks) or 'none'}")
+    ask, text = asks[found[0]], given.text
+    options = ask.body.get("options")
+    if given.decision == "allow" and text is not None and chosen(text, options) is None:
+        fact = f"the question has no option {text[:20]!r}"
         raise ConfigError("config_invalid", fact, hint=f"--text with 1 to {len(choices(options))}, or with words")
-    if asks[found[0]].kind == "input" and given.decision == "allow" and given.text is None:
+    if ask.kind == "input" and given.decision == "allow" and text is None:
         raise ConfigError("config_invalid", "this question wants an answer in words", hint="--text WORDS")
-    if why := misfit(Decision(given.decision, text=given.text), asks[found[0]].kind):
+    if why := misfit(Decision(given.decision, text=text), ask.kind):
         raise ConfigError("config_invalid", why, hint="leave the text out, or say it as the reason of a denial")
-    return found[0]
+    return found[0], text if text is None else chosen(text, options)
 
 
-def answer_text(ask: Approval, given: AnswerCommand) -> str | None:
-    """Return the text of an answer; an option's number is replaced by the option's label."""
-    return None if given.text is None else chosen(given.text, ask.body.get("options"))
-
-
-class _Waiting:
+class _Waiting(msgspec.Struct):
     """An open question, its answer from the door, and the scope of the wait for an answer."""
 
-    def __init__(self, ask: Approval) -> None:
-        self.ask = ask
-        self.decision: Decision | None = None
-        self.scope = anyio.CancelScope()
+    ask: Approval
+    scope: anyio.CancelScope
+    decision: Decision | None = None
 
 
 class Desk:
@@ -138,33 +131,25 @@ class Desk:
     async def answer(self, ask: Approval) -> Decision:
         """Wait for the first answer to a question. Raises what `first` raises."""
         id = str(ask.body.get("id"))
-        waiting = self._open[id] = _Waiting(ask)
-        own: Decision | None = None
+        waiting = self._open[id] = _Waiting(ask, anyio.CancelScope())
         try:
             with waiting.scope:
-                if self._first is None:
-                    await anyio.sleep_forever()
-                else:
-                    own = await self._first(ask)
+                if self._first is not None:
+                    return await self._first(ask)
+                await anyio.sleep_forever()
         except Exception:
             if waiting.decision is None:
                 raise
         finally:
             del self._open[id]
-        decision = waiting.decision or own
-        assert decision is not None
-        return decision
+        assert waiting.decision is not None
+        return waiting.decision
 
     def decide(self, given: AnswerCommand, by: str) -> str:
         """Answer an open question; return a text that says what was done. Raises as `find_ask`."""
-        id = find_ask({id: waiting.ask for id, waiting in self._open.items()}, given)
-        waiting = self._open[id]
-        waiting.decision = waiting.decision or Decision(
-            decision=given.decision,
-            reason=f"{given.reason or f'a person said {given.decision}'} ({by})",
-            text=answer_text(waiting.ask, given),
-            remember=given.remember,
-        )
+        id, text = find_ask({id: waiting.ask for id, waiting in self._open.items()}, given)
+        waiting, reason = self._open[id], f"{given.reason or f'a person said {given.decision}'} ({by})"
+        waiting.decision = waiting.decision or Decision(given.decision, reason, text=text, remember=given.remember)
         waiting.scope.cancel()
         return f"{given.decision}: {waiting.ask.message}"
 
@@ -173,12 +158,10 @@ def of_run(run: Run, desk: Desk) -> Obey:
     """Return the handler of requests to a run of this process."""
 
     async def obey(asked: Request, by: str) -> str:
-        match asked:
-            case AnswerCommand():
-                return desk.decide(asked, by)
-            case CancelCommand():
-                await run.cancel(f"{asked.reason or 'cancelled'} ({by})")
-                return CANCELLED
+        if isinstance(asked, AnswerCommand):
+            return desk.decide(asked, by)
+        await run.cancel(f"{asked.reason or 'cancelled'} ({by})")
+        return CANCELLED
 
     return obey
 
@@ -192,25 +175,20 @@ async def open_door(home: Path, run_id: str, obey: Obey, tell: Callable[[str], o
         tell: called with the reason why no socket can be opened.
     """
     try:
-        await _serve(home, run_id, obey)
-    except OSError as error:
-        tell(f"no other terminal can answer or cancel this run: no socket in {home}: {error.strerror}")
-
-
-async def _serve(home: Path, run_id: str, obey: Obey) -> None:
-    (home / FOLDER).mkdir(mode=0o700, exist_ok=True)
-    with _opened(home) as fd:
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        (home / FOLDER).mkdir(mode=0o700, exist_ok=True)
+        with _opened(home) as fd, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            try:
                 listener.setblocking(False)
                 listener.bind(f"/proc/self/fd/{fd}/{run_id}")
                 os.chmod(run_id, 0o600, dir_fd=fd)
                 listener.listen(VISITORS_MAX)
                 await visited(listener, partial(_attend, home=home, obey=obey), VISITORS_MAX)
-        finally:
-            with suppress(OSError):
-                os.unlink(run_id, dir_fd=fd)
-            _sweep(home)
+            finally:
+                with suppress(OSError):
+                    os.unlink(run_id, dir_fd=fd)
+                _sweep(home)
+    except OSError as error:
+        tell(f"no other terminal can answer or cancel this run: no socket in {home}: {error.strerror}")
 
 
 @contextmanager
@@ -224,61 +202,56 @@ def _opened(home: Path) -> Iterator[int]:
 
 
 async def _attend(visitor: socket.socket, home: Path, obey: Obey) -> None:
+    """Read one request, a line of at most `LINE_BYTES_MAX`, and send the reply."""
     with suppress(OSError), anyio.move_on_after(KNOCK_S):
-        pid, uid, _ = _peer(visitor)
-        # 0 stands for a process of another user, or one that is not visible to this process.
-        reply = await _reply(pid if uid == os.geteuid() else 0, await _line(visitor), home, obey)
+        (pid, uid), line = _peer(visitor), b""
+        while b"\n" not in line:
+            piece = await receive(visitor, READ_BYTES)
+            if not piece or len(line) > LINE_BYTES_MAX:
+                return
+            line += piece
+        try:
+            _require_stranger(pid if uid == os.geteuid() else 0, home)
+            reply = DoorReply(done=await obey(_read_request(line), f"from process {pid}"))
+        except msgspec.MsgspecError as error:
+            reply = DoorReply(code="config_invalid", message=f"no request that this run knows: {error}")
+        except BackplaneError as error:
+            reply = DoorReply(code=error.code, message=error.message, hint=error.hint or "")
         await send(visitor, msgspec.json.encode(reply) + b"\n")
 
 
-async def _reply(pid: int, line: bytes, home: Path, obey: Obey) -> DoorReply:
-    try:
-        _require_stranger(pid, home)
-        return DoorReply(done=await obey(_read_request(line), f"from process {pid}"))
-    except msgspec.MsgspecError as error:
-        return DoorReply(code="config_invalid", message=f"no request that this run knows: {error}")
-    except BackplaneError as error:
-        return DoorReply(code=error.code, message=error.message, hint=error.hint or "")
-
-
-async def _line(visitor: socket.socket) -> bytes:
-    """Read one line. Raises OSError if there is none, or if it is too long."""
-    data = b""
-    while b"\n" not in data:
-        piece = await receive(visitor, READ_BYTES)
-        if not piece or len(data) > LINE_BYTES_MAX:
-            raise ConnectionError
-        data += piece
-    return data.partition(b"\n")[0]
-
-
-def _peer(raw: socket.socket) -> tuple[int, int, int]:
-    """Return the ids of process, user and group at the other end, as this process sees them."""
-    pid, uid, gid = _CREDENTIALS.unpack(raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return pid, uid, gid
+def _peer(raw: socket.socket) -> tuple[int, int]:
+    """Return the ids of process and user at the other end, as the kernel reports them; 0 for a process out of sight."""
+    pid, uid, _ = _CREDENTIALS.unpack(raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid
 
 
 def _require_stranger(pid: int, home: Path) -> None:
-    """Refuse callers of another user, and descendants of the control plane of any live run.
+    """Refuse a process out of sight, and descendants of the control plane of any live run.
+
+    Args:
+        pid: the caller's process; 0 if it is another user's, or out of sight.
 
     Raises:
-        PolicyError: `policy_denied`, the process is one of these, or not visible.
+        PolicyError: `policy_denied`.
     """
-    planes, above = {os.getpid(), *_planes(home)}, _ancestors(pid)
-    if pid <= 0 or above is None or planes & above:
+    above = _ancestors(pid)
+    if pid <= 0 or above is None or above & {os.getpid(), *_planes(home)}:
         fact = "what a run has started may answer and cancel no run"
         raise PolicyError("policy_denied", fact, hint="from a terminal of your own")
 
 
 def _ancestors(pid: int) -> set[int] | None:
-    """Return the ids of a process's ancestors; None if one of them is not visible."""
+    """Return the ids of a process's ancestors; None if they cannot all be seen."""
     found: set[int] = set()
-    while pid > 1 and len(found) < ANCESTORS_MAX:
+    while pid > 1:
         try:
             fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
         except OSError:
             return None
         pid = int(fields[1])
+        if pid in found:  # Ids were reused while they were read.
+            return None
         found.add(pid)
     return found
 
@@ -293,28 +266,22 @@ def _planes(home: Path) -> list[int]:
     return found
 
 
-def _connected(home: Path, name: str) -> socket.socket:
-    raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        raw.settimeout(KNOCK_S)
-        with _opened(home) as fd:
-            raw.connect(f"/proc/self/fd/{fd}/{name}")
-    except BaseException:
-        raw.close()
-        raise
-    return raw
-
-
-def _connected_soon(home: Path, run_id: str) -> socket.socket:
+@contextmanager
+def _connected(home: Path, run_id: str, wait_s: float = 0.0) -> Iterator[socket.socket]:
     """Connect to a run's door; wait for the door, which opens a moment after the run is listed as live."""
-    ends_s = time.monotonic() + OPENS_S_MAX
-    while True:
-        try:
-            return _connected(home, run_id)
-        except (FileNotFoundError, ConnectionRefusedError):
-            if time.monotonic() > ends_s or not is_live(home, run_id):
-                raise
+    ends_s = time.monotonic() + wait_s
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
+        raw.settimeout(KNOCK_S)
+        while True:
+            try:
+                with _opened(home) as fd:
+                    raw.connect(f"/proc/self/fd/{fd}/{run_id}")
+                break
+            except (FileNotFoundError, ConnectionRefusedError):
+                if time.monotonic() >= ends_s or not is_live(home, run_id):
+                    raise
             time.sleep(OPENS_POLL_S)
+        yield raw
 
 
 def _sweep(home: Path) -> None:
@@ -336,12 +303,9 @@ def knock(home: Path, run_id: str, asked: Request) -> str:
         ProtocolError: `protocol_unexpected_message`, the run's host has not sent its hello yet.
     """
     try:
-        with _connected_soon(home, run_id) as raw:
+        with _connected(home, run_id, OPENS_S_MAX) as raw, raw.makefile("rb") as replies:
             raw.sendall(msgspec.json.encode(asked) + b"\n")
-            data = b""
-            while not data.endswith(b"\n") and (block := raw.recv(READ_BYTES)):
-                data += block
-        reply = _read_reply(data)
+            reply = _read_reply(replies.readline())
     except (OSError, msgspec.MsgspecError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "no answer"
         hint = "it has ended, or it belongs to a program that answers for itself: backplane runs"

@@ -8,7 +8,7 @@ from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, wrong
 from backplane.contract.approval import Decision
-from backplane.runtime.door import CANCELLED, AnswerCommand, CancelCommand, Request, answer_text, find_ask
+from backplane.runtime.door import CANCELLED, AnswerCommand, CancelCommand, Request, find_ask
 from backplane.scale.commands.common import on_queue
 from backplane.scale.orders import open_asks
 from backplane.scale.place import QueuePlace
@@ -58,8 +58,7 @@ async def _answer(engine: DurableEngine, order_id: str, asked: AnswerCommand) ->
         fact = f"order {order_id} is {status.state} and has no open question"
         raise wrong(fact, "it must be running, and submitted with --asks")
     asks = await open_asks(engine, status)
-    id = find_ask(asks, asked)
-    text = answer_text(asks[id], asked)
+    id, text = find_ask(asks, asked)
     decision = Decision(asked.decision, asked.reason, text=text, remember=asked.remember)
     if not await engine.answer(order_id, status.attempts[-1], id, decision):
         fact = f"the question {id!r} was answered already, and the first answer counts"
