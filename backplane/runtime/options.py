@@ -132,10 +132,9 @@ async def order_of(
     if wishes:
         own = whole.abp("route")
         whole = whole.with_abp("route", {**(own if isinstance(own, dict) else {}), **wishes})
-    tools = given.get("tools", ())
-    require_type(tools, Sequence, "`tools`", "a list of functions")
-    if not tools:
+    if not (tools := given.get("tools")):
         return whole
+    require_type(tools, Sequence, "`tools`", "a list of functions")
     from backplane.runtime.functions import served  # Few programs pass functions.
 
     row = await opened.enter_async_context(served(tools, whole.config.env.values()))
