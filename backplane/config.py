@@ -189,19 +189,24 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check_start(self.command, "url", self.url)
 
 
+HookEvent = Literal["pre_tool", "post_tool", "run_start", "run_end", "subagent_end"]
+"""The first two are asked before and after a tool runs; the others only observe, and their answer changes nothing."""
+
+
 class HookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One hook, `[[hooks]]`: a command that is called before or after a tool runs.
+    """One hook, `[[hooks]]`: a command that is called before or after a tool runs, or at another moment of a run.
 
     Attributes:
-        event: Moment of the call, before or after a tool runs.
+        event: Moment of the call: before or after a tool runs, when the agent gets its order, when the run has ended,
+            or when a sub-agent has ended.
         command: Program and arguments; `load` makes relative paths in it absolute.
-        tools: Globs for the names of tools, both the agent's and the neutral ones.
+        tools: Globs for the names of tools, both the agent's and the neutral ones; only for hooks of tools.
         name: Name in the receipt; empty takes the program's name.
         timeout_ms: Time limit for the hook's answer, in milliseconds.
         on_failure: Decision that counts if the hook fails, is late, or was not called.
     """
 
-    event: Literal["pre_tool", "post_tool"]
+    event: HookEvent
     command: tuple[str, ...]
     tools: tuple[str, ...] = ("*",)
     name: str = ""

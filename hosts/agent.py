@@ -30,10 +30,11 @@ def level(text: str) -> Level:
 
 def host_of(name: str, row: AgentRow) -> Host:
     """Return the host of an agent: its hello says what the row says."""
+    also = {"session/1": row.sessions, "subagent/1": row.subagent_ends}
     return Host(
         id=name or os.path.basename(row.program),
         capabilities={**EMULATED_FOR_ALL, **{ability: level(text) for ability, text in row.capabilities.items()}},
-        extensions=(*EXTENSIONS, *(("session/1",) if row.sessions else ()), "input/1", "interrupt/1"),
+        extensions=(*EXTENSIONS, *(name for name, is_there in also.items() if is_there), "input/1", "interrupt/1"),
         heeds=(*OF_AGENT, *row.heeds),
         instruction_files=row.instruction_files or UNSET,
     )

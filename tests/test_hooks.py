@@ -525,7 +525,9 @@ async def test_the_hooks_of_an_outer_control_plane_hold_below_it(
 @pytest.mark.parametrize(
     ("made", "kind", "fact"),
     [
-        (lambda: Hook("before", _hangs), ConfigError, "'pre_tool' or 'post_tool'"),  # type: ignore[arg-type]
+        (lambda: Hook("before", _hangs), ConfigError, "'before', and none of pre_tool"),  # type: ignore[arg-type]
+        (lambda: Hook("run_start", _hangs, tools=("bash",)), ConfigError, "names tools"),
+        (lambda: Hook("run_end", None), ConfigError, "without a command"),
         (lambda: Hook("pre_tool", "./check.sh"), ConfigError, "depends on the current folder"),
         (lambda: Hook("pre_tool", ()), ConfigError, "names no program"),
         (lambda: Hook("pre_tool", _hangs, tools=()), ConfigError, "for no tools"),
@@ -571,7 +573,7 @@ async def test_a_command_in_an_order_is_taken_at_our_own_door_only(
     assert told(run)["counts"] == {"own": {"deny": 1}}
     run, _ = await go(backplane_home, work, mock)
     assert ended(run) == ("refused", "config_invalid", "failed")
-    assert "not taken from an order that came over the line" in str(run.error)
+    assert "hooks[0]" in str(run.error)
 
 
 async def test_hooks_that_lie_above_are_put_to_whoever_answers_and_refused_where_nobody_does(

@@ -204,6 +204,11 @@ def shows_results(run: Given) -> bool:
     return any(isinstance(row, dict) and row.get("event") == "post_tool" for row in rows)
 
 
+def tells_subagents(run: Given) -> bool:
+    """Return whether a hook of the order observes the end of sub-agents."""
+    return any(isinstance(row, dict) and row.get("event") == "subagent_end" for row in run.order.abp("hooks") or ())
+
+
 def own_settings(run: Given, agent: str, known: Collection[str]) -> dict[str, Any]:
     """What the order says to this agent alone, under `config.vendor`, all of it text; and a system prompt for any.
 

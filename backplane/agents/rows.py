@@ -50,7 +50,7 @@ PROVIDERS: Final[Mapping[str, tuple[str, ...]]] = {
 
 OF_ALL: Final = (
     "program", "install", "key_env", "base_url", "base_url_env", "own_state", "silence_s", "mcp_servers",
-    "capabilities", "heeds", "instruction_files", "labels",
+    "capabilities", "heeds", "instruction_files", "subagent_ends", "labels",
 )  # fmt: skip
 """Options that every driver takes."""
 OF_DRIVER: Final[Mapping[str, tuple[str, ...]]] = {
@@ -164,6 +164,8 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of an order that the agent carries out beside those that every agent does."""
     instruction_files: tuple[str, ...] = ()
     """Names of the project's files that the agent reads itself as its instructions."""
+    subagent_ends: bool = False
+    """The agent reports the end of each of its sub-agents, for hooks that observe it."""
     labels: dict[str, str] = {}
     """Words by which the agent names a failure → the contract's code; without an entry its text and status decide."""
     sessions: bool = False

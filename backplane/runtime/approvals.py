@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,7 +12,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from backplane.config import Limits
+from backplane.config import HookEvent, Limits
 from backplane.contract import canonical
 from backplane.contract import envelope as wire
 from backplane.contract.approval import Decision, misfit
@@ -69,6 +70,8 @@ class Approvals:
         self._ending = ending
         self._record = record
         self._on_ask = on_ask
+        self._observing, self._observed = 0, anyio.Event()
+        """Number of sub-agents whose end hooks are observing now, and what is set when there are none."""
         self._remembered: dict[tuple[str, ...], Decision] = {}
         """Decisions for the rest of the run, by the key that `remembered_by` returns."""
 
@@ -85,6 +88,55 @@ class Approvals:
         """Wait until no checkpoint is being made."""
         if self.checkpoints is not None:
             await self.checkpoints.close()
+
+    async def observe(self, event: HookEvent, input: Json, scope: anyio.CancelScope | None = None) -> None:
+        """Call the hooks that observe a moment, all at once; a failure is a warning.
+
+        Args:
+            scope: what stops all of them; None if only their own time limits do.
+        """
+        if self.hooks is None or not (hooks := self.hooks.observers(event)):
+            return
+        waiting = list(hooks)
+        with scope or anyio.CancelScope():
+            async with anyio.create_task_group() as tasks:
+                for hook in hooks:
+                    tasks.start_soon(self._observe, hook, input, waiting)
+        for hook in waiting:
+            self._warn_of(hook, f"hook {hook.name!r} for {event} was stopped, as the run had to end")
+
+    async def _observe(self, hook: Hook, input: Json, waiting: list[Hook]) -> None:
+        assert self.hooks is not None
+        why = await self.hooks.observe(hook, self._facts.root, input)
+        waiting.remove(hook)
+        if why:
+            self._warn_of(hook, why)
+
+    def _warn_of(self, hook: Hook, why: str) -> None:
+        """Add a warning about a hook that observes, also after the host's last message."""
+        body = {"hook": hook.name, "event": hook.event}
+        self._record.add([self._record.own("hook_failed", body, why)])
+
+    def observe_subagent(self, told: Json) -> None:
+        """Call the hooks for the end of a sub-agent; the run's end waits for them."""
+        if self.hooks is not None and self.host is not None and self.hooks.observers("subagent_end"):
+            self._observing += 1
+            self.host.start_soon(self._observe_subagent, told)
+
+    async def _observe_subagent(self, told: Json) -> None:
+        try:
+            await self.observe("subagent_end", told)
+        finally:
+            self._observing -= 1
+            if not self._observing:
+                observed, self._observed = self._observed, anyio.Event()
+                observed.set()
+
+    async def observed(self, seconds_max: float = math.inf) -> None:
+        """Wait for the hooks that observe the end of a sub-agent."""
+        with anyio.move_on_after(seconds_max):
+            while self._observing:
+                await self._observed.wait()
 
     def take(self, ask: wire.Ask) -> list[Events]:
         """Begin to decide an ask; return its event, and the event of the answer if that needs no wait."""

@@ -192,6 +192,7 @@ class Drive:
                 self.ending.fail(error)
             if not self.ending.is_decided and self.ending.is_late:
                 self._be_late()
+            await self.approvals.observed(self._hooks_s)
             tasks.cancel_scope.cancel()
 
     async def _guarded(self, work: Callable[..., Awaitable[object]], *given: object) -> None:
@@ -230,6 +231,7 @@ class Drive:
         workspace = await self.place.workspace()
         if workspace is not None:
             await self._add_instructions(line.hello, workspace)
+        await self.approvals.observe("run_start", {"task": self.facts.order.task, "backend": self.backend.id})
         self._send_order(host, line.hello, workspace)
         while not ending.is_decided:
             await self._hear(host)
@@ -404,6 +406,11 @@ class Drive:
         if host.link.exit is None:  # The host's stop was interrupted, as the event loop is ending.
             await host.link.stop(grace_s=0.0)
 
+    @property
+    def _hooks_s(self) -> float:
+        """Seconds for hooks that observe the end; a person who pressed Ctrl-C waits for them."""
+        return self.grace_s if self.ending.end is not None and self.ending.end.reason == "cancelled" else math.inf
+
     async def _walk_down(self, host: HostChannel, grace_s: float, reason: str) -> None:
         try:
             await host.stop(self.facts.run_id, grace_s, reason)
@@ -422,6 +429,8 @@ class Drive:
         if self.host is not None and self.host.link.fault is not None:
             ending.fail(self.host.link.fault)
         end = ending.end = ending.end or End(reason=self.facts.claimed_outcome)
+        ending.hooks.deadline = min(ending.hooks.deadline, anyio.current_time() + self._hooks_s)
+        await self.approvals.observe("run_end", {"reason": end.reason, "code": end.code}, ending.hooks)
         error, fault = ending.error, ending.fault
         sealed = await anyio.to_thread.run_sync(self._seal_all, end, error, fault)
         if ending.fault is not None and ending.fault is not fault:  # A new exception came during the sealing.
@@ -447,8 +456,8 @@ class Drive:
             facts.ended(link.stderr_tail, link.stderr_dropped, link.swept)
             if link.guard_lost:
                 facts.added["guard"] = "lost"
-            if self.approvals.hooks is not None:
-                facts.added["hooks"] = self.approvals.hooks.to_wire()
+        if self.approvals.hooks is not None:
+            facts.added["hooks"] = self.approvals.hooks.to_wire()
         if error is not None:
             facts.added["error"] = cause(self.without_secrets(error))
         if self.place.journal is None and end.reason != "cancelled":

@@ -15,7 +15,7 @@ RESULT_S_MAX: Final = 20.0
 """Seconds for the final diff after the run's deadline; usual changes need far less."""
 
 HURRIED_S_MAX: Final = 1.0
-"""Seconds for the final diff of a run that has to end at once; without a diff the run is partial."""
+"""Seconds for the final diff, and for hooks, of a run that has to end at once; without a diff the run is partial."""
 
 _NEVER: Final = float("inf")
 
@@ -26,6 +26,7 @@ class RunEnding:
     Attributes:
         start: the scope in which the host is started; a decided end cancels it.
         talk: the scope in which the host's messages are read; a decided end cancels it.
+        hooks: the scope in which hooks observe the end.
         ends: monotonic time at which the run's time is up; infinite without a limit.
         error: the error of the control plane that ended the run; None if its host or its caller ended it.
         fault: the first unexpected exception; None if there was none.
@@ -37,7 +38,7 @@ class RunEnding:
         self._facts = facts
         self._began = time.monotonic()
         self.ends = _NEVER if run_s is None else self._began + run_s
-        self.start, self.talk = anyio.CancelScope(), anyio.CancelScope()
+        self.start, self.talk, self.hooks = anyio.CancelScope(), anyio.CancelScope(), anyio.CancelScope()
         self.end: End | None = None
         self.error: BackplaneError | None = None
         self.fault: BackplaneError | None = None
@@ -107,8 +108,9 @@ class RunEnding:
         self.is_sealing, self._sealing_since = True, time.monotonic()
 
     def hurry(self) -> None:
-        """Limit the wait for the final diff to `HURRIED_S_MAX`."""
+        """Limit the waits for the final diff and for hooks to `HURRIED_S_MAX`."""
         self._hurried_at = min(self._hurried_at, time.monotonic())
+        self.hooks.deadline = min(self.hooks.deadline, anyio.current_time() + HURRIED_S_MAX)
 
     def is_given_up(self) -> bool:
         """Return True if the copy for the workspace, or the final diff, is to be abandoned. Callable in any thread."""

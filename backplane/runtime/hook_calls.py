@@ -9,14 +9,14 @@ import functools
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 import anyio
 import anyio.to_thread
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from backplane.config import child_environment
+from backplane.config import HookEvent, child_environment
 from backplane.contract.approval import Decision, DecisionKind
 from backplane.contract.canonical import Json, duplicate_key
 from backplane.errors import BackendError
@@ -50,18 +50,19 @@ class HookCall(msgspec.Struct, frozen=True, kw_only=True):
     """The input of a hook. A command gets it as JSON on stdin.
 
     Attributes:
-        event: `pre_tool` or `post_tool`.
+        event: `pre_tool`, `post_tool`, `run_start`, `run_end` or `subagent_end`.
         run: The run's id.
-        tool: The agent's name for the tool.
-        input: Input of the tool; for a patch its `diff` and `files`.
+        tool: The agent's name for the tool; empty for the last three events.
+        input: Input of the tool; for a patch its `diff` and `files`. For `run_start` the `task` and the `backend`, for
+            `run_end` the `reason` and the error's `code`, for `subagent_end` what the agent tells of its sub-agent.
         output: Output of the tool; only after it ran.
         is_error: True if the tool failed; only after it ran.
         root: The folder in which the agent works.
     """
 
-    event: Literal["pre_tool", "post_tool"]
+    event: HookEvent
     run: str
-    tool: str
+    tool: str = ""
     input: Json | UnsetType = UNSET
     output: Json | UnsetType = UNSET
     is_error: bool | UnsetType = UNSET

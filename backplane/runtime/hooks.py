@@ -1,7 +1,8 @@
-"""Asks hooks, which are commands and functions of the user, before a tool runs and after it.
+"""Calls hooks, which are commands and functions of the user: before and after a tool runs, and at moments of a run.
 
-A hook allows, denies or changes an ask. Hooks only make a run stricter: the policy decides before them, and again about
-their changes. `approvals` decides whether hooks are asked, and `hook_calls` calls one hook.
+A hook of a tool allows, denies or changes an ask. Hooks only make a run stricter: the policy decides before them, and
+again about their changes. A hook of a moment (`OBSERVED`) changes nothing. `approvals` decides whether hooks are
+asked, and `hook_calls` calls one hook.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final, Literal, get_type_hints
 import msgspec
 from msgspec import UNSET
 
-from backplane.config import HOOK_MS, HookSettings, absolute_command
+from backplane.config import HOOK_MS, HookEvent, HookSettings, absolute_command
 from backplane.contract import envelope as wire
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
@@ -41,8 +42,13 @@ DECISIONS_CHARS_MAX: Final = 1024 * 1024
 TOOLS_MAX: Final = 1000
 """Maximum number of tool names that are counted separately; agents have dozens of tools."""
 
-HookEvent = Literal["pre_tool", "post_tool"]
 CAPABILITY: Final[dict[HookEvent, str]] = {"pre_tool": "hooks_pre_tool_use", "post_tool": "hooks_post_tool_use"}
+
+OBSERVED: Final[tuple[HookEvent, ...]] = ("run_start", "run_end", "subagent_end")
+"""Events of hooks that only observe: their answer changes nothing, and a failure is a warning."""
+
+SUBAGENT: Final = "subagent/1"
+"""Extension of a host that reports the end of each sub-agent: an event `task` with the member `subagent_end`."""
 
 _EVENT_OF: Final[dict[str, HookEvent]] = {"tool": "pre_tool", "patch": "pre_tool", "result": "post_tool"}
 """Kinds of asks → events of the hooks that are asked."""
@@ -56,13 +62,14 @@ class Hook(msgspec.Struct, frozen=True):
     """One hook: its event, its command or function, and its tools.
 
     Attributes:
-        event: `pre_tool` asks before a tool runs, `post_tool` after it.
+        event: `pre_tool` asks before a tool runs, `post_tool` after it. `run_start`, `run_end` and `subagent_end` only
+            observe: when the agent gets its order, when the run has ended, and when a sub-agent has ended.
         run: A command, or a function (plain or `async`) that takes a `HookCall` and returns a `Decision` or None for
             "allow"; None asks the callback or client that answers this run's asks.
-        tools: Globs for the names of tools, both the agent's and the neutral ones.
+        tools: Globs for the names of tools, both the agent's and the neutral ones; only for hooks of tools.
         name: Name in the receipt; empty takes the program's or the function's name.
         timeout_ms: Time limit for the answer, in milliseconds.
-        on_failure: Decision that counts if the hook fails, is late, or was not asked.
+        on_failure: Decision that counts if the hook of a tool fails, is late, or was not asked.
 
     Raises:
         ConfigError: `config_invalid`, a member has no valid value.
@@ -77,8 +84,9 @@ class Hook(msgspec.Struct, frozen=True):
     on_failure: Literal["deny", "allow"] = "deny"
 
     def __post_init__(self) -> None:
-        if self.event not in CAPABILITY:
-            raise _invalid(f"a hook's event is 'pre_tool' or 'post_tool', not {str(self.event)[:40]!r}")
+        if self.event not in (*CAPABILITY, *OBSERVED):
+            known = ", ".join((*CAPABILITY, *OBSERVED))
+            raise _invalid(f"a hook's event is {str(self.event)[:40]!r}, and none of {known}")
         if isinstance(self.tools, str):
             raise _invalid(f"the tools of a hook are {self.tools[:40]!r}, and no list", "tools=(NAME,)")
         for name, kind in _TYPES.items():
@@ -95,6 +103,10 @@ class Hook(msgspec.Struct, frozen=True):
         if not self.tools:
             raise _invalid("a hook for no tools at all", hint="leave `tools` out for all of them")
         compile_globs(self.tools)
+        if self.event in OBSERVED and self.tools != ("*",):
+            raise _invalid(f"a hook for {self.event} names tools, and none is used then", "leave `tools` out")
+        if self.run is None and self.event in ("run_start", "run_end"):
+            raise _invalid(f"a hook for {self.event} without a command", "the order's sender sees this moment itself")
         if not self.name:
             own = (
                 getattr(self.run, "__name__", "function")
@@ -154,43 +166,41 @@ def taken(order: WorkOrder) -> tuple[WorkOrder, tuple[Hook, ...]]:
         ConfigError: `config_invalid`.
     """
     rows = order.abp("hooks")
-    hooks = _read(rows, lambda row: None if "above" in row else _with_command(row))
-    left: list[Json] = [row for row in rows if "above" in row] if hooks else []
-    return (order.with_abp("hooks", left) if hooks else order), hooks
+    hooks = read_rows(rows)
+    own = tuple(hook for hook in hooks if hook.run is not None)
+    left: list[Json] = [row for row, hook in zip(rows or (), hooks, strict=True) if hook.run is None]
+    return (order.with_abp("hooks", left) if own else order), own
 
 
-def above(asked: Json) -> tuple[Hook, ...]:
-    """Return the hooks of an order that its sender answers: `{event, tools, above: true}`.
+def above(rows: Json) -> tuple[Hook, ...]:
+    """Return the hooks of an order that its sender answers, `{event, tools, above: true}`.
 
     Raises:
         ConfigError: `config_invalid`; also for a command, because the sender of this order may start no programs.
     """
-    return _read(asked, _without_command)
+    hooks = read_rows(rows)
+    for number, hook in enumerate(hooks):
+        if hook.run is not None:
+            fact = f"config.vendor.abp.hooks[{number}]: a hook's command is not taken from an order over the line"
+            raise _invalid(fact, "put it into the configuration here, or say above: true and answer the asks")
+    return hooks
 
 
-def _read(rows: Json, read: Callable[[dict[str, Json]], Hook | None]) -> tuple[Hook, ...]:
-    """Read the rows of `config.vendor.abp.hooks`, except those that `read` returns None for. Raises ConfigError."""
+def read_rows(rows: Json) -> tuple[Hook, ...]:
+    """Read `config.vendor.abp.hooks`; the hook of a row with `above: true` has no command. Raises ConfigError."""
     if rows is not None and not (isinstance(rows, list | tuple) and all(isinstance(row, dict) for row in rows)):
         raise _invalid("config.vendor.abp.hooks is no list of objects")
-    hooks = []
+    hooks: list[Hook] = []
     for number, row in enumerate(rows or ()):
         try:
-            hooks.append(read(row))
+            if row.get("above") is True:
+                hooks.append(Hook(row.get("event", ""), None, row.get("tools", ("*",))))
+            else:
+                hooks += configured((msgspec.convert(row, HookSettings),))
         except (ValueError, BackplaneError) as error:
             fact, hint = (error.message, error.hint) if isinstance(error, BackplaneError) else (str(error), _SCHEMA)
             raise _invalid(f"config.vendor.abp.hooks[{number}]: {fact}", hint) from error
-    return tuple(hook for hook in hooks if hook is not None)
-
-
-def _with_command(row: dict[str, Json]) -> Hook:
-    return configured((msgspec.convert(row, HookSettings),))[0]
-
-
-def _without_command(row: dict[str, Json]) -> Hook:
-    if row.get("above") is not True:
-        hint = "put it into the configuration here, or say above: true and answer the asks"
-        raise _invalid("a hook's command is not taken from an order that came over the line", hint)
-    return Hook(row.get("event", ""), None, row.get("tools", ("*",)))
+    return tuple(hooks)
 
 
 def below(order: WorkOrder, hooks: Sequence[Hook]) -> WorkOrder:
@@ -199,6 +209,8 @@ def below(order: WorkOrder, hooks: Sequence[Hook]) -> WorkOrder:
     for event in CAPABILITY:
         tools = sorted({glob for hook in hooks if hook.event == event for glob in hook.tools})
         rows += [{"event": event, "tools": tools, "above": True}] if tools else []
+    if any(hook.event == "subagent_end" for hook in hooks):
+        rows.append({"event": "subagent_end", "above": True})
     return order.with_abp("hooks", rows) if rows else order
 
 
@@ -237,7 +249,7 @@ class Hooks:
         self._environ = environ
         self._redactor = redactor
         self._put_above = put_above
-        if put_above is None and any(hook.run is None for hook in self.all):
+        if put_above is None and any(hook.run is None and hook.event in CAPABILITY for hook in self.all):
             fact = "the order leaves hooks to whoever gave it, and nobody there answers"
             raise CapabilityError("capability_unsupported", fact, hint="announce ask/1 and answer, or leave them out")
         self._counts: dict[str, Counter[str]] = {hook.name: Counter() for hook in self.all}
@@ -299,6 +311,23 @@ class Hooks:
             self._counts[hook.name]["failed"] += 1
             decision = Decision(decision=hook.on_failure, reason=f"failed: {error}")
         return msgspec.structs.replace(decision, reason=self._redactor.text(decision.reason)[0])
+
+    def observers(self, event: HookEvent) -> tuple[Hook, ...]:
+        """Return the hooks that observe a moment; the order's sender observes its own moments itself."""
+        return tuple(hook for hook in self.all if hook.event == event and hook.run is not None)
+
+    async def observe(self, hook: Hook, root: str, input: Json) -> str:
+        """Call a hook that observes; return why it failed, empty if it did not."""
+        assert hook.run is not None
+        call = HookCall(event=hook.event, run=self._run_id, input=input, root=root)
+        try:
+            decision = await hook_calls.put(hook.run, call, hook.timeout_ms, self._environ, self._redactor)
+        except hook_calls.HookFailed as error:
+            self._counts[hook.name]["failed"] += 1
+            return self._redactor.text(f"hook {hook.name!r} for {hook.event} failed: {error}")[0]
+        self._counts[hook.name]["observed"] += 1
+        without = f"hook {hook.name!r} for {hook.event} said {decision.decision}, which has no effect"
+        return "" if decision.decision == "allow" else without
 
     def _note(self, hook: Hook, ask: wire.Ask, decision: Decision) -> None:
         self._counts[hook.name][decision.decision] += 1

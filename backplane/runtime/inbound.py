@@ -15,6 +15,7 @@ from backplane.contract.events import (
     Carried,
     RunCompleted,
     RunStarted,
+    TaskReported,
     ToolCall,
     ToolResult,
     TurnEnded,
@@ -102,6 +103,8 @@ class Inbound:
             for event in events:
                 if type(event) not in _QUIET:
                     self._note_call(event)
+                    if isinstance(event, TaskReported) and "subagent_end" in event.body:
+                        self._approvals.observe_subagent(event.body["subagent_end"])
                     call = self._facts.look(event)
                     # A tool that ran without the question for its hook ends the run.
                     not_asked = self._approvals.hooks.look(event, call) if self._approvals.hooks is not None else None

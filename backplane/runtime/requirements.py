@@ -21,12 +21,12 @@ from backplane.errors import CapabilityError, ConfigError
 from backplane.policy.capabilities import negotiate, refusal, supplied
 from backplane.receipts.build import RunState
 from backplane.runtime.backends import Backend, ProcessBackend, with_call_limit, with_servers
-from backplane.runtime.hooks import CAPABILITY, Hook, below
+from backplane.runtime.hooks import CAPABILITY, SUBAGENT, Hook, below
 
 if TYPE_CHECKING:
     from backplane.runtime.instructions import ProjectInstructions
 
-EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "session/1")
+EXTENSIONS: Final = ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "session/1", "subagent/1")
 """Extensions that this control plane announces with every run."""
 
 
@@ -103,7 +103,7 @@ class RunRequirements:
             extensions: extensions that both sides have.
         """
         wanted = {requirement.capability for requirement in self._order.requirements.required}
-        wanted |= {CAPABILITY[hook.event] for hook in self._hooks}
+        wanted |= {CAPABILITY[hook.event] for hook in self._hooks if hook.event in CAPABILITY}
         wanted |= {"checkpointing"} if self.checkpoints else set()
         if "ask/1" not in extensions:  # Hooks and checkpoints need asks.
             return manifest
@@ -135,7 +135,13 @@ class RunRequirements:
         """
         if hello.heeds is not msgspec.UNSET:
             check_heeded(self._order, hello.heeds, hello.backend.id)
-        asking = [f"the hook {hook.name!r}" for hook in self._hooks] + ["checkpoints"] * self.checkpoints
+        if SUBAGENT not in hello.extensions and any(hook.event == "subagent_end" for hook in self._hooks):
+            fact = (
+                f"{self._backend_id!r} does not report the end of sub-agents ({SUBAGENT}), as a hook for it would need"
+            )
+            raise CapabilityError("capability_unsupported", fact, hint="leave it out, or choose another backend")
+        asking = [f"the hook {hook.name!r}" for hook in self._hooks if hook.event in CAPABILITY]
+        asking += ["checkpoints"] * self.checkpoints
         if asking and "ask/1" not in hello.extensions:
             fact = f"{self._backend_id!r} does not ask before a tool runs (ask/1), as {', '.join(asking)} would need"
             raise CapabilityError("capability_unsupported", fact, hint="leave them out, or choose another backend")

@@ -35,7 +35,7 @@ from backplane.runtime.run import Run
 from backplane.serve import messages
 from backplane.workspace import archive
 
-EXTENSIONS: Final = (*sidecar.EXTENSIONS, "many/1", "stage/1")
+EXTENSIONS: Final = (*sidecar.EXTENSIONS, "many/1", "stage/1", "subagent/1")
 
 LADDER_S: Final = 0.9
 """Seconds for ending an inner run in addition to its host's grace period: for stop, diff and seal."""

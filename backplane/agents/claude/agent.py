@@ -19,7 +19,7 @@ from backplane.agents.claude.reader import STRUCTURED, EventReader, TurnResult
 from backplane.agents.claude.start import ALIASES, TOOLS
 from backplane.agents.events import mapping, mappings
 from backplane.agents.gate import ToolRequest
-from backplane.agents.order import read_conversation, shows_results
+from backplane.agents.order import read_conversation, shows_results, tells_subagents
 from backplane.agents.program import BegunProgram
 from backplane.agents.rows import AgentRow
 from backplane.agents.session import Agent as BaseAgent
@@ -86,7 +86,8 @@ class Agent(BaseAgent):
 
     async def open(self, tasks: anyio.abc.TaskGroup) -> None:
         """Register the hooks, and wait until the program confirms that a failed hook blocks."""
-        hooks = answers.wanted(results=shows_results(self.session.run), answer_s=HOOK_S)
+        run = self.session.run
+        hooks = answers.wanted(results=shows_results(run), ends=tells_subagents(run), answer_s=HOOK_S)
         # Else a conversation keeps the system prompt of its first run, whatever a later order says.
         wanted = {"hooks": hooks, "systemPromptSnapshot": False}
         reply = await self.pipe.call("initialize", wanted, timeout_s=self.answer_s)
@@ -169,6 +170,9 @@ class Agent(BaseAgent):
     # Its questions ----------------------------------------------------------------------------------------------------
 
     async def reply(self, request: Request) -> Json | RpcError:
+        if (ended := answers.read_subagent(request.params)) is not None:
+            await self.session.run.carry("task", {"subagent_end": ended}, "a sub-agent has ended")
+            return {}
         question = answers.read_question(request.params)
         if question is None:
             is_gate = request.method in ("can_use_tool", "hook_callback")

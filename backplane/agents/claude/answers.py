@@ -17,19 +17,31 @@ BEFORE: Final = "before"
 AFTER: Final = "after"
 FAILED: Final = "failed"
 
+ENDED: Final = "subagent_end"
+
 _EVENTS: Final = {BEFORE: "PreToolUse", AFTER: "PostToolUse", FAILED: "PostToolUseFailure"}
 
 
-def wanted(*, results: bool, answer_s: int) -> Json:
+def wanted(*, results: bool, answer_s: int, ends: bool = False) -> Json:
     """Return the hooks for `initialize`; a hook without a readable answer blocks its call.
 
     Args:
         results: ask about results of tools, too.
+        ends: tell the end of each sub-agent, too.
         answer_s: seconds an answer may take.
     """
     names = (BEFORE, AFTER, FAILED) if results else (BEFORE,)
     rest = {"timeout": answer_s, "onFailure": "block"}
-    return {_EVENTS[name]: [{"matcher": None, "hookCallbackIds": [name], **rest}] for name in names}
+    hooks = {_EVENTS[name]: [{"matcher": None, "hookCallbackIds": [name], **rest}] for name in names}
+    return {**hooks, "SubagentStop": [{"matcher": None, "hookCallbackIds": [ENDED]}]} if ends else hooks
+
+
+def read_subagent(request: Mapping[str, Any]) -> Json:
+    """Return what the program tells of a sub-agent that has ended; None for any other request."""
+    body = request.get("input")
+    if request.get("callback_id") != ENDED or not isinstance(body, dict):
+        return None
+    return {name: body[name] for name in ("agent_id", "agent_type") if name in body}
 
 
 def blocks(reply: Json) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import backplane
 from backplane.contract.events import CommandExecuted, TaskReported, ToolCall, ToolResult, Warned
 from backplane.contract.work import PolicyProfile
 from backplane.testing import Call, Fault, Turn, When
@@ -142,6 +143,24 @@ async def test_a_sub_agents_words_are_a_tasks_and_its_tools_have_a_parent(ground
     assert "part is done" in [event.body.get("text") for event in seen.of(TaskReported)]
     assert (seen.receipt.outcome, seen.words) == ("complete", "all is done")
     assert seen.receipt.usage.input_tokens == 20 * len(seen.server.requests)
+
+
+async def test_the_end_of_a_sub_agent_is_observed_by_hooks(ground: Ground) -> None:
+    task = {"description": "part", "prompt": "the smaller part", "subagent_type": "general-purpose"}
+    turns = [
+        Turn(text="part is done", when=When(last="the smaller part")),
+        Turn(calls=(Call(name="Task", input=task),)),
+        Turn(text="waiting"),
+        Turn(text="all is done"),
+    ]
+    calls: list[backplane.HookCall] = []
+    seen = await ground.play(turns, hooks=[backplane.Hook("subagent_end", calls.append, name="eye")])
+    assert (seen.receipt.outcome, seen.words) == ("complete", "all is done")
+    ((event, told),) = [(call.event, call.input) for call in calls]
+    assert event == "subagent_end"
+    assert isinstance(told, dict)
+    assert told["agent_type"] == "general-purpose"
+    assert told["agent_id"]
 
 
 async def test_an_answer_of_the_wrong_shape_is_asked_for_again(ground: Ground) -> None:
