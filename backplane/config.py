@@ -469,9 +469,14 @@ def home(environ: Environ) -> Path:
     """Return the state folder; create it with mode 0700 if it is missing.
 
     Raises:
-        StoreError: `receipt_store_failed`, the folder cannot be created.
+        StoreError: `receipt_store_failed`, the folder cannot be created, or its name is not UTF-8.
     """
     path = home_path(environ)
+    try:
+        str(path).encode()  # Hosts get the path in JSON.
+    except UnicodeEncodeError as error:
+        fact = f"the state folder '{os.fsencode(path).decode('utf-8', 'backslashreplace')}' has a name that is no UTF-8"
+        raise StoreError("receipt_store_failed", fact, hint="point BACKPLANE_HOME elsewhere") from error
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

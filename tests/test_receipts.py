@@ -176,7 +176,7 @@ def test_a_journal_has_the_order_without_secrets_and_each_event_in_its_bytes(tmp
     call = ToolCall(ts=TS, tool_name="bash", input={"command": "ls"})
     journal.append(line(delta("a")) + line(call))
     journal.note({"fact": "hello", "mode": "mapped"})
-    journal.sync()
+    journal.seal(b"{}")
     journal.close()
     journal.close()
     assert (journal.folder / "trace.jsonl").read_bytes() == line(delta("a")) + line(call)

@@ -12,7 +12,6 @@ import pytest
 
 from backplane.contract.receipt import receipt_hash, verify_bytes
 from backplane.errors import ConfigError, StoreError
-from backplane.receipts import database as store_file
 from backplane.receipts.pieces import canonical_chunks, seal
 from backplane.receipts.store import Store
 from tests.receipt_writer import delta, line, open_journal, receipt_of, stored_run, whole
@@ -43,7 +42,7 @@ def test_a_refused_run_without_a_journal_is_stored_too(store: Store) -> None:
     row = store.append(seal(receipt_of([], outcome="failed", usage_raw=None)))
     assert store.load(row.run_id).trace == []
     assert row.reason is None
-    assert not store.folder(row.run_id).exists()
+    assert (store.folder(row.run_id) / "receipt.json").exists()
     whole(store, receipts=1)
 
 
@@ -144,7 +143,7 @@ def test_a_pruned_receipt_keeps_its_place_in_the_chain(store: Store) -> None:
     assert store.prune(keep=1) == 0
     audit = store.verify_all()
     assert (audit.findings, audit.checked, audit.pruned) == ((), 1, 3)
-    assert not store.folder(rows[0].run_id).exists()
+    assert [path.name for path in store.folder(rows[0].run_id).iterdir()] == ["link.json"]
     assert store.folder(rows[3].run_id).exists()
     for ask in (store.load, store.verify):
         with pytest.raises(StoreError, match="pruned"):
@@ -156,13 +155,13 @@ def test_a_pruned_receipt_keeps_its_place_in_the_chain(store: Store) -> None:
 
 
 @pytest.mark.parametrize("readonly", [False, True])
-@pytest.mark.parametrize("version", [1, 2, 9])
+@pytest.mark.parametrize("version", [1, 3, 9])
 def test_a_store_of_another_version_is_left_alone(tmp_path: Path, readonly: bool, version: int) -> None:
     with Store.open(tmp_path) as store:
         stored_run(store, ["a"])
     with closing(sqlite3.connect(tmp_path / "receipts.sqlite")) as connection, connection:
         connection.execute(f"PRAGMA user_version={version}")
-    with pytest.raises(StoreError, match=rf"version {version}.*knows version 3"):
+    with pytest.raises(StoreError, match=rf"version {version}.*knows version 4"):
         Store.open(tmp_path, readonly=readonly)
 
 
@@ -173,36 +172,71 @@ def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
             Store.open(tmp_path, readonly=readonly)
 
 
-MOUNTS = """22 1 254:0 / / rw - ext4 /dev/vda rw
-30 22 0:40 / /home rw,relatime shared:1 - nfs4 server:/home rw
-31 30 0:41 / /home/me/local\\040disk rw - xfs /dev/sdb rw
-32 22 0:42 / /mnt/win rw - cifs //server/share rw
-33 22 0:43 / /mnt/host rw - 9p share rw
-a line of another kind
-"""
+# The index ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/home/me", "nfs4"),
-        ("/home", "nfs4"),
-        ("/homes", None),
-        ("/home/me/local disk/x", None),
-        ("/mnt/win/a", "cifs"),
-        ("/mnt/host/a", None),
-        ("/var", None),
-    ],
-)
-def test_network_file_systems_are_told_from_local_ones(path: str, kind: str | None) -> None:
-    assert store_file.network_kind(Path(path), MOUNTS) == kind
-    assert store_file.network_kind(Path(path), "") is None
+def test_a_lost_index_is_rebuilt_from_the_folders_and_says_so(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        rows = [stored_run(store, [str(number)]) for number in range(5)]
+        assert store.prune(keep=3) == 2
+        checkpoint, listed = store.checkpoint(), store.list()
+    (tmp_path / "receipts.sqlite").unlink()
+    for readonly in (True, False):
+        with Store.open(tmp_path, readonly=readonly) as store:
+            assert store.list() == listed
+            audit = store.verify_all(checkpoint)
+            assert (audit.findings, audit.checked, audit.pruned) == ((), 3, 2)
+            assert audit.rebuilt is not None
+        assert (tmp_path / "receipts.sqlite").exists() is not readonly
+    with Store.open(tmp_path) as store:
+        assert stored_run(store, ["5"]).previous_link == rows[-1].link
+        assert store.verify_all(checkpoint).findings == ()
 
 
-def test_a_store_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text("22 1 0:40 / / rw - nfs4 server:/ rw\n")
-    monkeypatch.setattr(store_file, "_MOUNTS", mounts)
-    with pytest.raises(StoreError, match="network file system") as caught:
-        Store.open(tmp_path / "home")
-    assert "BACKPLANE_HOME" in (caught.value.hint or "")
+@pytest.mark.parametrize("damage", ["deleted", "altered", "swapped", "no row", "forked"])
+def test_an_index_that_is_rebuilt_hides_nothing(tmp_path: Path, damage: str) -> None:
+    with Store.open(tmp_path) as store:
+        rows = [stored_run(store, [str(number)]) for number in range(4)]
+        folders = [store.folder(row.run_id) for row in rows]
+    links = [folder / "link.json" for folder in folders]
+    if damage == "deleted":
+        (folders[1] / "receipt.json").unlink()
+    elif damage == "altered":
+        path = folders[1] / "receipt.json"
+        path.write_bytes(path.read_bytes().replace(b"complete", b"partial"))
+    elif damage == "swapped":
+        first = links[1].read_bytes()
+        links[1].write_bytes(links[2].read_bytes())
+        links[2].write_bytes(first)
+    elif damage == "no row":
+        links[1].unlink()
+    else:
+        links[1].write_bytes(links[1].read_bytes().replace(b'"sequence":2', b'"sequence":3'))
+    for index in ("with", "without"):
+        if index == "without":
+            (tmp_path / "receipts.sqlite").unlink()
+        with Store.open(tmp_path) as store:
+            store.recover()
+            assert store.verify_all().findings, index
+
+
+def test_a_row_whose_writer_was_killed_after_its_commit_gets_its_file(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        rows = [stored_run(store, [str(number)]) for number in range(3)]
+        for row in rows[1:]:
+            (store.folder(row.run_id) / "link.json").unlink()
+    with Store.open(tmp_path) as store:
+        assert store.verify_all().findings == ()
+
+
+def test_an_older_index_is_found_beside_newer_folders(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        stored_run(store, ["a"])
+    older = (tmp_path / "receipts.sqlite").read_bytes()
+    with Store.open(tmp_path) as store:
+        stored_run(store, ["b"])
+    (tmp_path / "receipts.sqlite").write_bytes(older)
+    with Store.open(tmp_path) as store:
+        store.recover()
+        (finding,) = store.verify_all().findings
+    assert finding.fact == "receipt 2 stands in its folder and not in the index"

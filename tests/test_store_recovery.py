@@ -96,7 +96,7 @@ def test_what_is_said_of_a_run_without_a_row_is_what_the_next_start_stores(
                     journal.note(failed_fact("internal"))
                 else:
                     raw = {"backplane": {"end": {"reason": "complete"}}}
-                    journal.note_sealed(without_trace(seal(receipt_of(journal.trace, run_id, usage_raw=raw))))
+                    journal.seal(without_trace(seal(receipt_of(journal.trace, run_id, usage_raw=raw))))
     (said,) = left_behind(store.home, store)
     assert run_id in said
     assert words in said
@@ -238,7 +238,7 @@ def test_a_receipt_that_was_sealed_and_not_acknowledged_is_kept_as_it_was_sealed
     journal = open_journal(store.home)
     journal.append(line(delta("a")))
     sealed = seal(receipt_of(journal.trace, journal.run_id))
-    journal.note_sealed(b"".join(canonical_chunks(msgspec.structs.replace(sealed, trace=[]))))
+    journal.seal(b"".join(canonical_chunks(msgspec.structs.replace(sealed, trace=[]))))
     journal.close()
     (row,) = store.recover().rows
     assert (row.outcome, row.reason, row.sha256) == ("complete", "complete", sealed.receipt_sha256)
@@ -249,7 +249,7 @@ def test_a_sealed_receipt_that_does_not_fit_its_trace_is_not_believed(store: Sto
     for receipt in (b"{}", b"".join(canonical_chunks(seal(receipt_of([]))))):
         journal = open_journal(store.home)
         journal.append(line(delta("a")))
-        journal.note_sealed(receipt)
+        journal.seal(receipt)
         journal.close()
     assert {row.reason for row in store.recover().rows} == {"interrupted"}
     whole(store, receipts=2)

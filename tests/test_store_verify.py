@@ -31,9 +31,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
 _SWAP = """UPDATE receipts SET {0} = (SELECT other.{0} FROM receipts other WHERE other.sequence = 7 - receipts.sequence)
  WHERE sequence IN (3, 4)"""
 TAMPERINGS = {
-    "flip in a body": "UPDATE receipts SET body = replace(body, 'mock', 'mick') WHERE sequence = 3",
-    "blank in a body": "UPDATE receipts SET body = replace(body, '{', '{ ') WHERE sequence = 3",
-    "no body": "UPDATE receipts SET body = x'7b7d' WHERE sequence = 3",
     "other outcome": "UPDATE receipts SET outcome = 'failed' WHERE sequence = 3",
     "other reason": "UPDATE receipts SET reason = NULL WHERE sequence = 3",
     "fewer events": "UPDATE receipts SET trace_count = 1 WHERE sequence = 3",
@@ -43,10 +40,10 @@ TAMPERINGS = {
     "bytes for a word": "UPDATE receipts SET run_id = x'ff00', backend = x'ff' WHERE sequence = 3",
     "delete": "DELETE FROM receipts WHERE sequence = 3",
     "delete the first": "DELETE FROM receipts WHERE sequence = 1",
-    "swap the bodies": _SWAP.format("body"),
+    "swap the hashes": _SWAP.format("sha256"),
     "renumber": "UPDATE receipts SET sequence = 9 WHERE sequence = 3",
     "duplicate": """INSERT INTO receipts SELECT 7, 'dddd' || substr(run_id, 5), work_order_id, backend, outcome, reason,
- started_at, finished_at, duration_ms, sha256, body, trace_count, trace_bytes, previous_link, link
+ started_at, finished_at, duration_ms, sha256, trace_count, trace_bytes, previous_link, link, pruned
  FROM receipts WHERE sequence = 6""",
     "link": "UPDATE receipts SET link = previous_link WHERE sequence = 3",
 }
@@ -73,24 +70,40 @@ def test_verify_finds_a_changed_row(six: Store, name: str) -> None:
     assert six.verify_all().findings
 
 
+@pytest.mark.parametrize("damage", ["flip", "blank", "empty", "swapped", "gone", "pipe"])
+def test_verify_finds_a_changed_receipt(six: Store, damage: str) -> None:
+    path, other = (six.folder(six.list()[place].run_id) / "receipt.json" for place in (3, 4))
+    data = path.read_bytes()
+    changes: dict[str, Callable[[], object]] = {
+        "flip": lambda: path.write_bytes(data.replace(b"mock", b"mick")),
+        "blank": lambda: path.write_bytes(data.replace(b"{", b"{ ")),
+        "empty": lambda: path.write_bytes(b"{}"),
+        "swapped": lambda: path.write_bytes(other.read_bytes()),
+        "gone": path.unlink,
+        "pipe": lambda: puts(path, "pipe"),
+    }
+    changes[damage]()
+    assert {finding.run_id for finding in six.verify_all().findings} == {six.list()[3].run_id}
+
+
 def test_a_changed_run_id_leads_to_no_other_folder(six: Store, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     tamper(six, "UPDATE receipts SET run_id = '../../precious', work_order_id = run_id WHERE sequence = 3")
     with pytest.raises(StoreError, match="no run id"):
         six.load("../../precious")
-    assert "no run id" in "".join(finding.fact for finding in six.verify("../../precious"))
+    assert "no run id" in "".join(finding.fact for finding in six.verify_all().findings)
     assert six.prune(keep=0) == 6
     assert precious.exists()
 
 
 def test_a_row_without_a_receipt_is_a_store_error(six: Store) -> None:
     row = six.list()[3]
-    tamper(six, TAMPERINGS["no body"])
+    (six.folder(row.run_id) / "receipt.json").write_bytes(b"{}")
     with pytest.raises(StoreError, match="holds no receipt"):
         six.load(row.run_id)
-    tamper(six, TAMPERINGS["delete"])
-    with pytest.raises(StoreError, match="gone"):
+    (six.folder(row.run_id) / "receipt.json").unlink()
+    with pytest.raises(StoreError, match="cannot be read"):
         six.body(row)
 
 
@@ -98,14 +111,10 @@ def test_verify_finds_a_receipt_that_was_changed_and_hashed_anew(six: Store) -> 
     row = six.list()[3]
     forged = seal(msgspec.structs.replace(six.load(row.run_id), outcome="failed"))
     body = b"".join(canonical_chunks(msgspec.structs.replace(forged, trace=[])))
-    connection = sqlite3.connect(six.home / "receipts.sqlite")
-    with connection:
-        connection.execute(
-            "UPDATE receipts SET body = ?, sha256 = ?, outcome = 'failed' WHERE sequence = ?",
-            (body, forged.receipt_sha256, row.sequence),
-        )
-    connection.close()
-    assert [finding.code for finding in six.verify(row.run_id)] == ["receipt_chain_broken"]
+    (six.folder(row.run_id) / "receipt.json").write_bytes(body)
+    tamper(six, f"UPDATE receipts SET sha256 = '{forged.receipt_sha256}', outcome = 'failed' WHERE sequence = 3")
+    assert {finding.code for finding in six.verify(row.run_id)} == {"receipt_chain_broken"}
+    (six.folder(row.run_id) / "link.json").write_bytes(msgspec.json.encode(six.find(row.run_id)))
     assert [finding.code for finding in six.verify_all().findings] == ["receipt_chain_broken"]
 
 
@@ -128,14 +137,10 @@ def test_verify_finds_a_changed_trace(six: Store, damage: str) -> None:
 
 def test_a_flip_anywhere_in_a_receipt_is_found(store: Store) -> None:
     row = stored_run(store, ["some text"], usage_raw={"a": [1.5, None, "b"]})
-    body = store.body(row)
-    rng = random.Random(4)
+    path, rng = store.folder(row.run_id) / "receipt.json", random.Random(4)
+    body = path.read_bytes()
     for place in rng.sample(range(len(body)), 100):
-        flipped = body[:place] + bytes([body[place] ^ 1 << rng.randrange(8)]) + body[place + 1 :]
-        connection = sqlite3.connect(store.home / "receipts.sqlite")
-        with connection:
-            connection.execute("UPDATE receipts SET body = ?", (flipped,))
-        connection.close()
+        path.write_bytes(body[:place] + bytes([body[place] ^ 1 << rng.randrange(8)]) + body[place + 1 :])
         assert store.verify(row.run_id), place
 
 
@@ -152,7 +157,10 @@ def test_a_cut_tail_and_an_older_copy_are_seen_with_a_checkpoint_alone(six: Stor
         assert [finding.code for finding in older.verify_all(checkpoint).findings] == ["receipt_chain_broken"]
         stored_run(older, ["another seventh"])
         assert [finding.code for finding in older.verify_all(checkpoint).findings] == ["receipt_chain_broken"]
+    tail = six.folder(six.list(1)[0].run_id)
     tamper(six, "DELETE FROM receipts WHERE sequence = 7")
+    assert [finding.code for finding in six.verify_all().findings] == ["receipt_chain_broken"]
+    shutil.rmtree(tail)
     assert six.verify_all().findings == ()
     assert [finding.code for finding in six.verify_all(checkpoint).findings] == ["receipt_chain_broken"]
     assert msgspec.json.decode(msgspec.json.encode(checkpoint), type=ChainCheckpoint) == checkpoint
@@ -207,9 +215,10 @@ def test_verify_finds_a_changed_column_of_a_pruned_receipt(six: Store, column: s
 
 
 def test_a_receipt_that_is_emptied_to_look_pruned_keeps_what_its_row_said(six: Store) -> None:
-    tamper(six, "UPDATE receipts SET body = x'', outcome = 'failed', backend = 'another' WHERE sequence = 3")
+    (six.folder(six.list()[3].run_id) / "receipt.json").unlink()
+    tamper(six, "UPDATE receipts SET pruned = 1, outcome = 'failed', backend = 'another' WHERE sequence = 3")
     found = six.verify_all(six.checkpoint())
-    assert [finding.code for finding in found.findings] == ["receipt_chain_broken"]
+    assert {finding.code for finding in found.findings} == {"receipt_chain_broken"}
     assert (found.checked, found.pruned) == (5, 1)
 
 
@@ -228,5 +237,5 @@ def test_a_link_over_all_columns_is_none_over_a_hash_that_was_made_for_it(six: S
     assert said == row.link
     covered = sha256_hex(canonical_bytes({name: getattr(row, name) for name in COVERED}))
     for forged in (covered, f"{row.sequence}:{covered}", f"columns:{row.previous_link}:{row.sequence}:{covered}"):
-        tamper(six, f"UPDATE receipts SET body = x'', sha256 = '{forged}', outcome = 'failed' WHERE sequence = 3")
+        tamper(six, f"UPDATE receipts SET pruned = 1, sha256 = '{forged}', outcome = 'failed' WHERE sequence = 3")
         assert six.verify_all().findings

@@ -10,7 +10,7 @@ from backplane import config
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store, wrong_words
-from backplane.receipts.store import prune
+from backplane.receipts.store import Store
 
 HELP = "Remove the files of older runs. Their entries stay in the chain of receipts, which can still be verified."
 EXAMPLE = "backplane prune --older 90d --dry-run\nbackplane prune --keep 1000 --size 2g"
@@ -47,6 +47,7 @@ def run(args: Args) -> int:
             count = store.count_prunable(**bounds)
         streams.write(f"{streams.count(count, 'run')} would be pruned; nothing was removed\n")
         return 0
-    count = prune(config.home(os.environ), **bounds)
+    with Store.open(config.home(os.environ)) as store:
+        count = store.prune(**bounds)
     streams.write(f"{streams.count(count, 'run')} pruned; the chain of receipts can still be verified\n")
     return 0

@@ -55,6 +55,8 @@ class Audit(msgspec.Struct, frozen=True, rename={"findings": "faults"}):
     """Pruned receipts: only their row and its place in the chain were checked."""
     rollback_checked: bool = False
     """True if a checkpoint was given; without one a cut tail or an older copy of the store cannot be seen."""
+    rebuilt: str | None = None
+    """When the index was last rebuilt from the run folders; None if it never was."""
 
 
 def check_row(row: ReceiptRow, body: bytes, trace: Trace, patch: Path | None) -> Findings:

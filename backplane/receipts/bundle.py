@@ -24,7 +24,7 @@ from backplane.process.locks import try_lock
 from backplane.receipts import signatures
 from backplane.receipts.audit import AuditFinding, patch_bytes, patch_claim, patch_faults, patch_hash
 from backplane.receipts.database import ReceiptRow
-from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, HEAD, PATCH, TRACE, disk_error
+from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, HEAD, PATCH, RECEIPT, TRACE, disk_error
 from backplane.receipts.pieces import canonical_chunks, is_intact
 from backplane.receipts.store import Store
 from backplane.receipts.trace import Trace, line_batches, open_plain
@@ -32,7 +32,6 @@ from backplane.receipts.trace import Trace, line_batches, open_plain
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-RECEIPT: Final = "receipt.json"
 JOURNAL: Final = "journal"
 SIGNATURE: Final = f"receipt{signatures.SUFFIX}"
 STEM_CHARS_MAX: Final = 50

@@ -1,7 +1,7 @@
-"""The SQLite file under the store: where it may lie, its rows, its errors.
+"""The index of the store: one SQLite file with a row for each receipt, chained to the row before.
 
-WAL with synchronous FULL: what is committed survives a power cut, and readers never wait for
-a writer. When a row is written, and found, is `store`'s affair.
+The receipts themselves are files in the run folders. Each row also stands beside its receipt as `link.json`, from which
+a lost index is rebuilt; no link is ever computed again. With `synchronous=FULL`, a committed row survives a power cut.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, get_type_hints
@@ -22,23 +22,22 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract.receipt import Receipt
 from backplane.errors import StoreError
-from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error, flush_path
+from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error, flush_path, replace_file
 from backplane.receipts.trace import Trace
 
 FILE: Final = "receipts.sqlite"
+LINK: Final = "link.json"
+"""A receipt's row, in the folder of its run; it stays when the run is pruned."""
 INTEGER_MAX: Final = (1 << 63) - 1
 """SQLite counts no further, and no store of ours comes near it."""
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 """A file of another version is left alone: nothing is migrated, as no other version was ever released."""
 BUSY_TIMEOUT_S: Final = 30.0
 """Longest wait for other writers; a commit takes milliseconds, so this is a stuck machine."""
-_WAL_RETRY_S: Final = 0.02
 CACHE_KIB: Final = 512
 """Pages that a connection keeps: by default 2 MiB, by which each worker of a queue grew with its first 300 orders."""
-_CUT_OFF: Final = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RECOVERY)
+_CUT_OFF: Final = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_CANTLOCK)
 """A writer died, and who only reads cannot undo what it began."""
-_READ_TRIES: Final = 3
-"""As it is, without its shared memory on a read-only disk, and once more after its first writer has made the table."""
 FIRST_LINK: Final = "0" * 64
 """What the first receipt of a store follows."""
 
@@ -112,22 +111,15 @@ _MORE: Final = {"sequence": "INTEGER PRIMARY KEY", "run_id": "TEXT NOT NULL UNIQ
 _COLUMNS: Final = {
     name: _MORE.get(name) or _TYPES.get(kind, "TEXT") for name, kind in get_type_hints(ReceiptRow).items()
 }
-_TABLE: Final = f"CREATE TABLE receipts ({', '.join(map(' '.join, _COLUMNS.items()))}, body BLOB NOT NULL)"
-INSERT: Final = f"INSERT INTO receipts ({', '.join(_COLUMNS)}, body) VALUES ({', '.join('?' * (len(_COLUMNS) + 1))})"
+_TABLE: Final = f"CREATE TABLE receipts ({', '.join(map(' '.join, _COLUMNS.items()))}, pruned INTEGER NOT NULL)"
+_REBUILT: Final = "CREATE TABLE rebuilt (at TEXT NOT NULL)"
+INSERT: Final = f"INSERT INTO receipts ({', '.join(_COLUMNS)}, pruned) VALUES ({', '.join('?' * (len(_COLUMNS) + 1))})"
 
 READ: Final = ", ".join(
     f"CAST(IFNULL({name}, '') AS TEXT)" if kind == "TEXT NOT NULL" else f"CAST({name} AS {kind.split()[0]})"
     for name, kind in _COLUMNS.items()
 )
 """Columns as `ReceiptRow` has them, whatever types a tampered file gives: comparing them is `verify`'s affair."""
-
-_NETWORK_KINDS: Final = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "lustre", "gfs2", "ocfs2", "beegfs"}
-    | {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph-fuse", "fuse.s3fs", "fuse.rclone"}
-)
-"""WAL shares memory between processes through the file, which several machines cannot. 9p is not
-here: some containers' local root is 9p, and where it cannot share memory SQLite itself refuses."""
-_MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
 def link_of(previous_link: str, sequence: int, columns: Mapping[str, Any]) -> str:
@@ -140,30 +132,50 @@ def link_of(previous_link: str, sequence: int, columns: Mapping[str, Any]) -> st
     return hashlib.sha256(f"columns:{previous_link}:{sequence}:{covered}".encode()).hexdigest()
 
 
-def network_kind(path: Path, mountinfo: str) -> str | None:
-    """The kind of the network file system that holds `path`, or None when it is local.
+class KeptRow(ReceiptRow, frozen=True):
+    """A row as `link.json` has it."""
+
+    pruned: bool = False
+    """True if the run's files were removed."""
+
+
+def keep_row(folder: Path, row: ReceiptRow, *, pruned: bool = False) -> None:
+    """Write a row beside its receipt. Raises StoreError."""
+    replace_file(folder / LINK, msgspec.json.encode(KeptRow(**msgspec.structs.asdict(row), pruned=pruned)) + b"\n")
+
+
+def kept_row(folder: Path) -> KeptRow | None:
+    """Return the row beside a receipt; None if there is none that can be read."""
+    try:
+        with open(os.open(folder / LINK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            return _decode_row(file.read(LINK_BYTES_MAX))
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+LINK_BYTES_MAX: Final = 1 << 20
+"""Size limit of a `link.json`; a usual one has half a kilobyte."""
+_decode_row: Final = msgspec.json.Decoder(KeptRow).decode
+
+
+def rebuild(connection: sqlite3.Connection, folders: Iterable[Path]) -> None:
+    """Fill an empty index from the rows beside the receipts; rows that contradict one another are left to `verify`."""
+    kept = sorted((row for row in map(kept_row, folders) if row is not None), key=lambda row: row.sequence)
+    for row in kept:
+        with suppress(sqlite3.IntegrityError, OverflowError):
+            connection.execute(INSERT, msgspec.structs.astuple(row))
+    if kept:
+        connection.execute("INSERT INTO rebuilt VALUES (?)", (canonical.timestamp_at(time.time_ns()),))
+
+
+def connect(home: Path, folders: Callable[[], Iterable[Path]], *, readonly: bool) -> sqlite3.Connection:
+    """Open the index in `home`; make it, or rebuild it, if it is not there.
 
     Args:
-        path: absolute, links followed.
-        mountinfo: text of Linux' `/proc/self/mountinfo`; empty says nothing and gives None.
-    """
-    best, found = -1, ""
-    for line in mountinfo.splitlines():
-        mount, _, source = line.partition(" - ")
-        fields = mount.split(" ")
-        if len(fields) < 5 or not source:
-            continue
-        point = Path(fields[4].encode().decode("unicode_escape").encode("latin-1").decode("utf-8", "replace"))
-        if path.is_relative_to(point) and len(point.parts) >= best:
-            best, found = len(point.parts), source.split(" ", 1)[0]
-    return found if found in _NETWORK_KINDS else None
-
-
-def connect(home: Path, *, readonly: bool) -> sqlite3.Connection:
-    """Open the store's file in `home`, making it as needed.
+        folders: returns the run folders, for a new index.
 
     Raises:
-        StoreError: `receipt_store_failed`: a network file system, another schema, a disk that fails.
+        StoreError: `receipt_store_failed`: another schema, or a disk that fails.
     """
     path = home / FILE
     try:
@@ -173,27 +185,42 @@ def connect(home: Path, *, readonly: bool) -> sqlite3.Connection:
         there = _is_there(path)
         if readonly and not there:
             connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-            _make_table(connection)
+            _make_tables(connection, folders)
             return connection
         if there and not path.is_file():  # Opening a FIFO would wait for somebody at its other end.
             raise OSError(errno.ENOTSUP, "no regular file", str(path))
         if not readonly:
             home.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-            _refuse_network(home)
             _make_writable(path)
             flush_path(home)
     except OSError as error:
         raise disk_error(str(path), error) from error
     with translated(path):
-        if readonly:
-            return _open_readable(home, path)
-        connection = _open(path, "mode=rw")
+        connection = _open(path, f"mode={'ro' if readonly else 'rw'}")
         try:
-            _prepare(connection, path)
+            if not readonly:
+                connection.execute("PRAGMA synchronous=FULL")
+                connection.execute("PRAGMA fullfsync=ON")
+                connection.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
+            if _has_table(connection, path):
+                return connection
+            if not readonly:
+                with transaction(connection):
+                    # Read again: another process may have made it while we waited for the lock.
+                    if not _has_table(connection, path):
+                        _make_tables(connection, folders)
+                return connection
+        except sqlite3.OperationalError as error:
+            connection.close()
+            if not readonly or error.sqlite_errorcode not in _CUT_OFF:
+                raise
         except BaseException:
             connection.close()
             raise
-        return connection
+    # A writer died in a commit, or before it made the table: only a writer can mend that.
+    connection.close()
+    connect(home, folders, readonly=False).close()
+    return connect(home, folders, readonly=True)
 
 
 def _is_there(path: Path) -> bool:
@@ -206,10 +233,9 @@ def _is_there(path: Path) -> bool:
 
 
 def _make_writable(path: Path) -> None:
-    """Make the file where there is none. Raises OSError, also for one that cannot be written.
+    """Make the file if there is none. Raises OSError, also for one that cannot be written.
 
-    One that is there is never opened but by SQLite: closing it would let go of the locks of every connection of
-    this process, and another process that ends would then take our log for its own, and remove it.
+    Only SQLite opens a file that is there: closing it would end the locks of every connection of this process.
     """
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, FILE_MODE))
@@ -219,37 +245,9 @@ def _make_writable(path: Path) -> None:
             raise OSError(code, os.strerror(code), str(path)) from None
 
 
-def _open_readable(home: Path, path: Path) -> sqlite3.Connection:
-    options = "mode=ro"
-    for _ in range(_READ_TRIES):
-        connection = _open(path, options)
-        try:
-            if _has_table(connection, path):
-                return connection
-        except sqlite3.OperationalError as error:
-            connection.close()
-            if error.sqlite_errorcode in _CUT_OFF:
-                connect(home, readonly=False).close()
-                continue
-            closed = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN
-            full = error.sqlite_errorcode == sqlite3.SQLITE_IOERR_SHMSIZE
-            wal = path.with_name(f"{FILE}-wal")
-            if not (closed or full) or (wal.exists() and wal.stat().st_size):
-                raise
-            # A folder where nothing can be made cannot have a writer either: the file is all there is.
-            options = "mode=ro&immutable=1"
-            continue
-        except BaseException:
-            connection.close()
-            raise
-        connection.close()
-        connect(home, readonly=False).close()
-    raise StoreError("receipt_store_failed", f"{path} cannot be given its table")
-
-
 def _open(path: Path, options: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        f"file:{quote(str(path))}?{options}",
+        f"file:{quote(os.fsencode(path))}?{options}",
         uri=True,
         timeout=BUSY_TIMEOUT_S,
         isolation_level=None,  # transactions are begun and ended by us alone
@@ -258,44 +256,6 @@ def _open(path: Path, options: str) -> sqlite3.Connection:
     # A flipped bit in a text must not keep `verify` from reading on.
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
     return connection
-
-
-def _refuse_network(home: Path) -> None:
-    mounts = ""
-    with suppress(OSError):
-        mounts = _MOUNTS.read_text(errors="replace")
-    kind = network_kind(Path(os.path.realpath(home)), mounts)
-    if kind is not None:
-        raise StoreError(
-            "receipt_store_failed",
-            f"{home} lies on a network file system ({kind}), where the store cannot be kept safe",
-            hint="set BACKPLANE_HOME to a folder on a local disk",
-        )
-
-
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    _use_wal(connection)
-    connection.execute("PRAGMA synchronous=FULL")
-    connection.execute("PRAGMA fullfsync=ON")
-    connection.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
-    if not _has_table(connection, path):
-        with transaction(connection):
-            # Read again: another process may have made it while we waited for the lock.
-            if not _has_table(connection, path):
-                _make_table(connection)
-
-
-def _use_wal(connection: sqlite3.Connection) -> None:
-    # Changing the mode does not wait for others by the busy timeout, so the waiting is done here.
-    deadline = time.monotonic() + BUSY_TIMEOUT_S
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(_WAL_RETRY_S)
 
 
 def _has_table(connection: sqlite3.Connection, path: Path) -> bool:
@@ -310,8 +270,10 @@ def _has_table(connection: sqlite3.Connection, path: Path) -> bool:
     return version == SCHEMA_VERSION
 
 
-def _make_table(connection: sqlite3.Connection) -> None:
+def _make_tables(connection: sqlite3.Connection, folders: Callable[[], Iterable[Path]]) -> None:
     connection.execute(_TABLE)
+    connection.execute(_REBUILT)
+    rebuild(connection, folders())
     connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
 
@@ -332,13 +294,12 @@ FOREIGN_HINT: Final = "use the backplane that made it, or set BACKPLANE_HOME to 
 """For a file whose tables are not ours."""
 _ERRNO_OF: Final = {
     "SQLITE_FULL": ("ENOSPC", "free some space and run again"),
-    "SQLITE_IOERR_SHMSIZE": ("ENOSPC", "free some space and run again"),
     "SQLITE_READONLY": ("EROFS", "point the state directory to a writable disk"),
     "SQLITE_CANTOPEN": ("EACCES", "give this user the state directory"),
     "SQLITE_BUSY": ("EBUSY", "another process holds the store; end it and run again"),
     "SQLITE_NOTADB": ("EINVAL", "move the file away; it is no store"),
     "SQLITE_ERROR": ("EINVAL", FOREIGN_HINT),
-    "SQLITE_CORRUPT": ("EIO", "restore the file from a backup; runs/ still has the journals"),
+    "SQLITE_CORRUPT": ("EIO", "move the file away: the next start rebuilds it from runs/"),
 }
 
 
@@ -347,7 +308,7 @@ def is_full(error: StoreError) -> bool:
     cause = error.__cause__
     if isinstance(cause, OSError):
         return cause.errno in (errno.ENOSPC, errno.EDQUOT)
-    return getattr(cause, "sqlite_errorcode", None) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+    return getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
 
 
 @contextmanager

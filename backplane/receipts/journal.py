@@ -1,8 +1,8 @@
 """The journal of one run: what was known and what happened, written while it happens.
 
-A folder `runs/RUN_ID` with `head.jsonl` (facts of the control plane) and `trace.jsonl` (the
-canonical bytes of each event, one a line). Surviving `kill -9` is its only purpose; the sum is
-the store's. A live writer holds a lock on `head.jsonl`.
+A folder `runs/RUN_ID` has `head.jsonl` (facts of the control plane) and `trace.jsonl` (the canonical bytes of each
+event, one a line), so that a run survives `kill -9`; at its end the store adds the receipt. A live writer locks
+`head.jsonl`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from backplane.receipts.trace import Trace, open_plain
 HEAD: Final = "head.jsonl"
 TRACE: Final = "trace.jsonl"
 PATCH: Final = "patch.diff"
+RECEIPT: Final = "receipt.json"
+"""The sealed receipt in canonical form; its trace is empty here and stands in `trace.jsonl`."""
 COPIED: Final = "copied"
 """The first fact of a run that happened elsewhere."""
 TASK_HASH: Final = "sha256:"
@@ -205,10 +207,6 @@ class Journal:
         # Counting newlines costs more than writing the batch does; most callers know.
         self.count += batch.count(b"\n") if count is None else count
 
-    def note_sealed(self, body: bytes) -> None:
-        """Add the sealed receipt, its canonical bytes with an empty trace, as the last fact."""
-        self._write(self._head, b'{"fact":"sealed","receipt":' + body + b"}\n")
-
     def keep_patch(self, patch: bytes) -> None:
         """Write the patch that belongs to a copied run."""
         with _disk(str(self.folder)), open(_open_new(self.folder / PATCH), "wb") as file:
@@ -219,11 +217,20 @@ class Journal:
         """The events written so far."""
         return Trace(self.folder / TRACE, self.count, self.size_bytes)
 
-    def sync(self) -> None:
-        """Force everything of this run to the disk: both files, the patch and what lies beside it, the folder."""
+    def seal(self, body: bytes) -> None:
+        """Force everything of this run to the disk, and then give it its receipt.
+
+        Args:
+            body: the receipt in canonical form, with an empty trace.
+        """
         if self._distrusted is not None:
             # After a failed fsync the kernel may call lost pages clean: a second try would lie.
             raise StoreError("receipt_store_failed", f"{self.folder} could not be synced before: {self._distrusted}")
+        fresh = self.folder / f".{RECEIPT}.new"
+        with _disk(str(self.folder)):
+            fresh.unlink(missing_ok=True)
+            with open(_open_new(fresh), "wb") as file:
+                file.write(body)
         try:
             with _disk(str(self.folder)):
                 flush(self._trace)
@@ -231,7 +238,10 @@ class Journal:
                 beside = [path for path in self.folder.iterdir() if path.name not in (HEAD, TRACE) and _is_plain(path)]
                 for folder in filter(Path.is_dir, beside):
                     flush_paths(filter(_is_plain, folder.iterdir()))
-                for path in (*beside, self.folder, self.folder.parent):
+                for path in beside:
+                    flush_path(path)
+                os.replace(fresh, self.folder / RECEIPT)
+                for path in (self.folder, self.folder.parent):
                     flush_path(path)
         except StoreError as error:
             self._distrusted = error.message

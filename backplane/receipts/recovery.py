@@ -33,6 +33,7 @@ from backplane.receipts.journal import (
     FILE_MODE,
     HEAD,
     PATCH,
+    RECEIPT,
     TRACE,
     Facts,
     Journal,
@@ -41,12 +42,14 @@ from backplane.receipts.journal import (
     read_facts,
 )
 from backplane.receipts.pieces import is_intact, seal, unheard_facts, with_trace
-from backplane.receipts.trace import Trace
+from backplane.receipts.trace import Trace, open_plain
 
 UNFINISHED_PATCH: Final = "patch.unfinished"
 """A patch that no receipt vouches for is put aside under this name, so that nobody applies half of one."""
 ABANDONED_S: Final = 3_600
 """A folder under construction lives for milliseconds; after an hour its maker is surely gone."""
+BODY_BYTES_MAX: Final = 256 << 20
+"""Size limit of a receipt without its trace; a patch in it has at most 8 MiB."""
 PIECE_BYTES: Final = 1 << 20
 """Read of a line at once: its end is looked for in so much."""
 CLOCK_TICK_S: Final = 0.02
@@ -162,11 +165,19 @@ def is_live(home: Path, run_id: str) -> bool:
         return lock is None and folder.exists()
 
 
-def remove(folder: Path) -> str | None:
-    """Remove a run's folder as far as that goes; what stands against the rest of it."""
-    shutil.rmtree(folder, ignore_errors=True)
+def remove(folder: Path, but: str) -> str | None:
+    """Remove all of a run's folder except one file; return what prevents it, or None."""
     try:
-        shutil.rmtree(folder)
+        names = [name for name in os.listdir(folder) if name != but]
+        for path in (folder / name for name in names):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+                if path.exists():
+                    shutil.rmtree(path)  # It raises what prevents it.
+            else:
+                path.unlink()
+        if not (folder / but).exists():
+            folder.rmdir()
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -238,15 +249,22 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
 
 
 def sealed_before(orphan: Orphan, trace: Trace) -> Receipt | None:
-    """The receipt that was sealed and never acknowledged, when it still holds."""
-    sealed = next((fact for fact in reversed(orphan.facts) if fact.get("fact") in ("sealed", "failed")), None)
-    if sealed is None or sealed["fact"] == "failed":
+    """Return the receipt that was sealed and not acknowledged, if it still holds and the run did not fail since."""
+    if _fact(orphan, "failed"):
         return None
     try:
-        receipt = with_trace(canonical.encode(sealed.get("receipt")), trace)
-    except (ValueError, RecursionError):
+        receipt = with_trace(sealed_body(orphan.folder), trace)
+    except (OSError, ValueError, RecursionError):
         return None
     return receipt if receipt.meta.run_id == orphan.run_id and is_intact(receipt) else None
+
+
+def sealed_body(folder: Path) -> bytes:
+    """Return the canonical bytes of a run's receipt with an empty trace. Raises OSError, also for no plain file."""
+    with open_plain(folder / RECEIPT) as file:
+        if os.fstat(file.fileno()).st_size > BODY_BYTES_MAX:
+            raise OSError(errno.EFBIG, "too large for a receipt", str(folder / RECEIPT))
+        return file.read()
 
 
 def describe(orphan: Orphan) -> str:
@@ -256,12 +274,11 @@ def describe(orphan: Orphan) -> str:
         orphan = read_orphan(orphan.folder)
     if is_copy(orphan):
         return f"{name} was being copied here, and who did so has ended; the next run here removes the copy"
-    ends = [fact["fact"] for fact in orphan.facts if fact.get("fact") in ("sealed", "failed")]
-    if not ends:
-        return f"{name} was cut off and has no receipt yet; the next run here seals it as interrupted"
-    if ends[-1] == "sealed":
+    if _fact(orphan, "failed"):
+        return f"{name} failed by a fault of this program and has no receipt yet; the next run here seals it as failed"
+    if os.path.lexists(orphan.folder / RECEIPT):
         return f"{name} has ended and its receipt is sealed, but not in the store yet; the next run here stores it"
-    return f"{name} failed by a fault of this program and has no receipt yet; the next run here seals it as failed"
+    return f"{name} was cut off and has no receipt yet; the next run here seals it as interrupted"
 
 
 def is_copy(orphan: Orphan) -> bool:

@@ -1,4 +1,4 @@
-"""The store of receipts: one SQLite file with a chain over all rows, traces in the run folders.
+"""The store of receipts: a file per receipt in the run folders, and one SQLite index with a chain over all of them.
 
 A receipt goes in once and is acknowledged when it is safe; it comes back with its trace read on
 demand. Everything here blocks and may be called from any thread.
@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -23,9 +23,19 @@ from backplane.contract import canonical
 from backplane.contract.receipt import Receipt
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
-from backplane.receipts.audit import AuditFinding, patch_hash
+from backplane.receipts.audit import AuditFinding
 from backplane.receipts.database import ChainCheckpoint, Listed, ReceiptRow, Rows, columns_of
-from backplane.receipts.journal import COPIED, PATCH, TRACE, Facts, Journal, backend_name, disk_error, opening_of
+from backplane.receipts.journal import (
+    COPIED,
+    PATCH,
+    RECEIPT,
+    TRACE,
+    Facts,
+    Journal,
+    backend_name,
+    disk_error,
+    opening_of,
+)
 from backplane.receipts.pieces import with_trace, without_trace
 from backplane.receipts.recovery import Orphan, Orphans, Recovery
 from backplane.receipts.trace import Trace, line_batches
@@ -38,6 +48,8 @@ AMBIGUOUS_SHOWN: Final = 5
 FAULTS_SHOWN: Final = 3
 """Files that could not be removed, in an error's line: one is mostly like the other."""
 _PAGE_ROWS: Final = 256
+UNLINKED_MAX: Final = 16
+"""Newest rows that may lack their `link.json`, as their writers were killed after the commit."""
 
 
 class Store:
@@ -59,13 +71,17 @@ class Store:
             readonly: writes nothing; a store that is not there is an empty one.
 
         Raises:
-            StoreError: `receipt_store_failed`: network file system, newer schema, failing disk.
+            StoreError: `receipt_store_failed`: newer schema, failing disk.
         """
         try:
             is_absent = readonly and not (home / database.FILE).exists()
         except OSError as error:
             raise disk_error(str(home), error) from error
-        return cls(home, database.connect(home, readonly=readonly), is_absent=is_absent)
+        connection = database.connect(home, lambda: _folders(home), readonly=readonly)
+        store = cls(home, connection, is_absent=is_absent)
+        if not readonly:
+            store._complete_links()
+        return store
 
     def __enter__(self) -> Store:
         return self
@@ -94,11 +110,9 @@ class Store:
         trace = receipt.trace
         if not isinstance(trace, Trace) or trace.source != journal.trace.source or len(trace) != journal.count:
             raise StoreError("receipt_store_failed", f"the receipt's trace is not the journal's in {journal.folder}")
-        # Should the commit fail, the next start finds the receipt itself and keeps it as it was sealed.
-        body = without_trace(receipt)
-        journal.note_sealed(body)
-        journal.sync()
-        return self._insert(receipt, trace, body)
+        # If the commit fails, the next start finds the receipt and stores it as it was sealed.
+        journal.seal(without_trace(receipt))
+        return self._insert(receipt, trace)
 
     def adopt(self, receipt: Receipt, patch: bytes = b"", head: Facts | None = None) -> ReceiptRow:
         """Keep a sealed receipt that was made elsewhere, with the patch that belongs to it.
@@ -110,8 +124,6 @@ class Store:
             StoreError: as `append`, also for a duration that no row can hold; nothing is left behind.
         """
         journal = self._copied(receipt, head or {}, has_patch=bool(patch))
-        if journal is None:
-            return self._insert(receipt, Trace(b"", 0, 0), without_trace(receipt))
         try:
             if patch:
                 journal.keep_patch(patch)
@@ -122,8 +134,8 @@ class Store:
         finally:
             journal.close()
 
-    def _copied(self, receipt: Receipt, head: Facts, *, has_patch: bool) -> Journal | None:
-        """Copy the events of a receipt into a journal; None where there is nothing to keep beside the row."""
+    def _copied(self, receipt: Receipt, head: Facts, *, has_patch: bool) -> Journal:
+        """Copy the events of a receipt into a journal."""
         run_id = receipt.meta.run_id
         if receipt.meta.duration_ms > database.INTEGER_MAX:
             fact = f"run {run_id} took {receipt.meta.duration_ms} ms by its receipt"
@@ -133,14 +145,9 @@ class Store:
         self._settle(run_id, only_copies=True)
         if self.has(run_id):
             raise _known(run_id)
-        if not head and not len(receipt.trace) and patch_hash(receipt) is None:
-            if os.path.lexists(self.folder(run_id)):
-                raise StoreError(
-                    "receipt_store_failed",
-                    f"run {run_id} has a journal here, and its receipt is still to come",
-                    hint="this run id was used before; take a new one",
-                )
-            return None
+        if os.path.lexists(self.folder(run_id)):
+            fact = f"run {run_id} has a journal here, and its receipt is still to come"
+            raise StoreError("receipt_store_failed", fact, hint="this run id was used before; take a new one")
         journal = Journal.create(self.home, run_id, {**head, "fact": COPIED, "patch": has_patch})
         try:
             for batch in line_batches(receipt.trace):
@@ -240,14 +247,21 @@ class Store:
             raise StoreError("receipt_store_failed", f"row {row.sequence} holds no receipt: {error}") from error
 
     def body(self, row: ReceiptRow) -> bytes:
-        """The stored canonical bytes of a receipt, with an empty trace; no bytes when it was pruned."""
-        with self._locked() as connection:
-            found = connection.execute(
-                "SELECT CAST(body AS BLOB) FROM receipts WHERE sequence = ?", (row.sequence,)
-            ).fetchone()
-        if found is None:
-            raise StoreError("receipt_store_failed", f"the receipt of run {row.run_id} is gone")
-        return bytes(found[0] or b"")
+        """Return the canonical bytes of a receipt with an empty trace; no bytes if it was pruned.
+
+        Raises:
+            StoreError: `receipt_store_failed`, the file is not there or cannot be read.
+        """
+        try:
+            return recovery.sealed_body(self.folder(row.run_id))
+        except OSError as error:
+            with self._locked() as connection:
+                asked = "SELECT pruned FROM receipts WHERE sequence = ?"
+                found = connection.execute(asked, (row.sequence,)).fetchone()
+            if found is not None and found[0]:
+                return b""
+            fact = f"the receipt of run {row.run_id} cannot be read: {error.strerror}"
+            raise StoreError("receipt_store_failed", fact, hint="see `backplane receipts verify`") from error
 
     def trace(self, row: ReceiptRow) -> Trace:
         if not row.trace_count:
@@ -311,20 +325,27 @@ class Store:
         """
         with self._locked() as connection:
             faults = connection.execute("PRAGMA integrity_check(1)").fetchall()
+            rebuilt = connection.execute("SELECT MAX(at) FROM rebuilt").fetchone()[0]
         findings = [AuditFinding("receipt_store_failed", "", fact) for (fact,) in faults if fact != "ok"]
         checked = pruned = 0
         previous: ReceiptRow | None = None
         for row in self.scan():
             findings += audit.check_link(row, previous)
-            if self.body(row):
-                checked += 1
-                findings += self._check(row)
+            try:
+                body = self.body(row)
+            except StoreError as error:
+                findings.append(AuditFinding("receipt_hash_mismatch", row.run_id, error.message))
             else:
-                pruned += 1
+                checked, pruned = checked + bool(body), pruned + (not body)
+                findings += self._check(row) if body else self._check_kept(row)
             previous = row
+        for folder in self._unindexed():
+            if (kept := database.kept_row(folder)) is not None:
+                fact = f"receipt {kept.sequence} stands in its folder and not in the index"
+                findings.append(AuditFinding("receipt_chain_broken", folder.name, fact))
         if checkpoint is not None:
             findings += audit.check_checkpoint(checkpoint, self._at(checkpoint.sequence))
-        return audit.Audit(tuple(findings), checked, pruned, checkpoint is not None)
+        return audit.Audit(tuple(findings), checked, pruned, checkpoint is not None, rebuilt)
 
     def prune(
         self, keep: int | None = None, *, ended_before_ms: int | None = None, bytes_max: int | None = None
@@ -342,19 +363,31 @@ class Store:
         Raises:
             StoreError: `receipt_store_failed`, also where files stay; calling this again removes them.
         """
-        gone = tuple(row.run_id for row in self._prunable(keep, ended_before_ms, bytes_max))
-        with self._locked() as connection, database.transaction(connection):
-            made = connection.executemany(
-                "UPDATE receipts SET body = x'' WHERE run_id = ? AND length(body) > 0", [(run_id,) for run_id in gone]
-            )
+        rows = self._prunable(keep, ended_before_ms, bytes_max)
+        gone = tuple(row.run_id for row in rows)
+        marked = "UPDATE receipts SET pruned = 1 WHERE run_id = ? AND NOT pruned", [(run_id,) for run_id in gone]
+        try:
+            with self._locked() as connection, database.transaction(connection):
+                made = connection.executemany(*marked)
+        except StoreError as error:
+            if not database.is_full(error):
+                raise
+            # The files go first; until the rows are marked, these receipts do not verify.
+            self._remove_files(gone)
+            with self._locked() as connection, database.transaction(connection):
+                made = connection.executemany(*marked)
         self._remove_files(gone)
+        for row in rows:
+            if recovery.is_run_id(row.run_id):
+                database.keep_row(self.folder(row.run_id), row, pruned=True)
         return max(made.rowcount, 0)
 
     def count_prunable(
         self, keep: int | None = None, *, ended_before_ms: int | None = None, bytes_max: int | None = None
     ) -> int:
         """Count the receipts whose content `prune` would remove; the store may be open for reading only."""
-        return sum(1 for row in self._prunable(keep, ended_before_ms, bytes_max) if self.body(row))
+        rows = self._prunable(keep, ended_before_ms, bytes_max)
+        return sum(1 for row in rows if recovery.is_run_id(row.run_id) and self.body(row))
 
     def _prunable(self, keep: int | None, ended_before_ms: int | None, bytes_max: int | None) -> Rows:
         rows = self.list(database.INTEGER_MAX)
@@ -369,23 +402,11 @@ class Store:
                     gone.add(row.run_id)
         return [row for row in rows if row.run_id in gone]
 
-    def make_room(
-        self, keep: int | None = None, *, ended_before_ms: int | None = None, bytes_max: int | None = None
-    ) -> None:
-        """Remove the files of what `prune` would, where the disk is too full to note that first.
-
-        Should `prune` not follow, these receipts do not verify until it does. The store may be open for reading only.
-
-        Raises:
-            StoreError: as `prune`.
-        """
-        self._remove_files(row.run_id for row in self._prunable(keep, ended_before_ms, bytes_max))
-
     def _remove_files(self, run_ids: Iterable[str]) -> None:
         own = [run_id for run_id in run_ids if recovery.is_run_id(run_id)]
         # The copy that a killed run worked in goes with its record.
         places = (folder for run_id in own for folder in (self.folder(run_id), self.home / "stage" / run_id))
-        tried = [recovery.remove(folder) for folder in places]
+        tried = [recovery.remove(folder, but=database.LINK) for folder in places]
         faults = [fault for fault in tried if fault is not None]
         if faults:
             fact = f"files of pruned receipts cannot be removed: {'; '.join(faults[:FAULTS_SHOWN])}"
@@ -430,7 +451,7 @@ class Store:
     def _settle(self, run_id: str, clean: Callable[[Orphan], None] | None = None, *, only_copies: bool = False) -> Rows:
         folder = self.folder(run_id)
         with recovery.claimed(folder) as lock:
-            if lock is None or self.has(run_id):
+            if lock is None or self.has(run_id) or os.path.lexists(folder / database.LINK):
                 return []
             orphan = recovery.read_orphan(folder)
             if only_copies and not recovery.is_copy(orphan):
@@ -448,7 +469,11 @@ class Store:
                 return [self.append(receipt, journal)]
 
     def unknown_folders(self) -> Iterator[Path]:
-        """Folders of runs that have no receipt here: live ones, and those that were cut off."""
+        """Yield the folders of runs that have no receipt here: live ones, and those that were cut off."""
+        return (folder for folder in self._unindexed() if not os.path.lexists(folder / database.LINK))
+
+    def _unindexed(self) -> Iterator[Path]:
+        """Yield the run folders that have no row."""
         names = recovery.run_folders(self.home)
         for start in range(0, len(names), _PAGE_ROWS):
             page = names[start : start + _PAGE_ROWS]
@@ -465,12 +490,26 @@ class Store:
         return body
 
     def _check(self, row: ReceiptRow) -> audit.Findings:
-        try:
-            folder = self.folder(row.run_id)
-        except StoreError as error:
-            return [AuditFinding("receipt_hash_mismatch", row.run_id, error.message)]
+        folder = self.folder(row.run_id)
         patch = None if recovery.came_without_patch(folder) else folder / PATCH
-        return audit.check_row(row, self.body(row), self.trace(row), patch)
+        return audit.check_row(row, self.body(row), self.trace(row), patch) + self._check_kept(row)
+
+    def _check_kept(self, row: ReceiptRow) -> audit.Findings:
+        """Compare a row with the one that stands beside its receipt."""
+        kept = database.kept_row(self.folder(row.run_id))
+        if kept is not None and all(getattr(kept, name) == getattr(row, name) for name in row.__struct_fields__):
+            return []
+        fact = f"'{database.LINK}' of receipt {row.sequence} " + ("is missing" if kept is None else "is not its row")
+        return [AuditFinding("receipt_chain_broken", row.run_id, fact)]
+
+    def _complete_links(self) -> None:
+        """Write the `link.json` that a killed writer has not written after its commit."""
+        for row in self.list(UNLINKED_MAX):
+            folder = self._runs / row.run_id
+            if not recovery.is_run_id(row.run_id) or (folder / database.LINK).exists():
+                return
+            if (folder / RECEIPT).exists():
+                database.keep_row(folder, row)
 
     def _at(self, sequence: int) -> ReceiptRow | None:
         if abs(sequence) > database.INTEGER_MAX:
@@ -478,7 +517,7 @@ class Store:
         rows = self._rows("WHERE sequence = ?", (sequence,))
         return rows[0] if rows else None
 
-    def _insert(self, receipt: Receipt, trace: Trace, body: bytes) -> ReceiptRow:
+    def _insert(self, receipt: Receipt, trace: Trace) -> ReceiptRow:
         columns = columns_of(receipt, trace)
         with self._locked() as connection, database.transaction(connection):
             head = connection.execute("SELECT sequence, link FROM receipts ORDER BY sequence DESC LIMIT 1").fetchone()
@@ -486,24 +525,12 @@ class Store:
             link = database.link_of(previous, sequence, columns)
             row = ReceiptRow(sequence=sequence, previous_link=previous, link=link, **columns)
             try:
-                connection.execute(database.INSERT, (*msgspec.structs.astuple(row), body))
+                connection.execute(database.INSERT, (*msgspec.structs.astuple(row), 0))
             except sqlite3.IntegrityError as error:
                 raise _known(row.run_id) from error
-        self._require_kept(row)
+        with suppress(StoreError):  # The next opening of the store writes it.
+            database.keep_row(self.folder(row.run_id), row)
         return row
-
-    def _require_kept(self, row: ReceiptRow) -> None:
-        """Check that a row is in the database file after its commit: the file may have been replaced during the run.
-
-        Raises:
-            StoreError: `receipt_store_failed`, it is not there.
-        """
-        path = self.home / database.FILE
-        with database.translated(path), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
-            found = connection.execute("SELECT link FROM receipts WHERE run_id = ?", (row.run_id,)).fetchone()
-        if found != (row.link,):
-            fact = f"the row of run {row.run_id} is not in {path} after its commit: the file was changed meanwhile"
-            raise StoreError("receipt_store_failed", fact, hint="see `backplane receipts verify`")
 
     def _rows(self, where: str, values: Iterable[object]) -> Rows:
         with self._locked() as connection:
@@ -515,8 +542,13 @@ class Store:
         with self._lock, database.translated(self.home / database.FILE):
             if self._is_absent and (self.home / database.FILE).exists():  # The first run has ended meanwhile.
                 self._connection.close()
-                self._connection, self._is_absent = database.connect(self.home, readonly=True), False
+                self._connection = database.connect(self.home, lambda: _folders(self.home), readonly=True)
+                self._is_absent = False
             yield self._connection
+
+
+def _folders(home: Path) -> list[Path]:
+    return [home / "runs" / name for name in recovery.run_folders(home)]
 
 
 def steps_back(name: str) -> int | None:
@@ -547,27 +579,3 @@ def _size_of(folder: Path) -> int:
             with suppress(OSError):
                 total += os.lstat(os.path.join(above, name)).st_size
     return total
-
-
-def prune(home: Path, **bounds: int | None) -> int:
-    """Prune the store of a state folder, also where the disk is too full to open it for writing.
-
-    Args:
-        bounds: as `Store.prune`.
-
-    Returns:
-        How many receipts lost their content.
-
-    Raises:
-        StoreError: as `Store.prune`.
-    """
-    try:
-        with Store.open(home) as store:
-            return store.prune(**bounds)
-    except StoreError as error:
-        if not database.is_full(error):
-            raise
-    with Store.open(home, readonly=True) as store:
-        store.make_room(**bounds)
-    with Store.open(home) as store:
-        return store.prune(**bounds)

@@ -13,7 +13,7 @@ from backplane.contract import canonical
 from backplane.errors import StoreError, WorkspaceError
 from backplane.process.locks import try_lock
 from backplane.receipts.build import RunState
-from backplane.receipts.journal import Journal, failed_fact, head_fact
+from backplane.receipts.journal import RECEIPT, Journal, failed_fact, head_fact
 from backplane.receipts.recovery import describe, is_live, note_late
 from backplane.receipts.store import Store
 from backplane.workspace import collect, writing
@@ -196,7 +196,8 @@ class StateFolder:
         if self.kept_of(orphan.run_id) is not None:
             return  # An earlier start kept it and was killed before it had sealed the run.
         stage = self._stage_in_use(orphan.run_id)
-        taken = any(fact.get("fact") in ("sealed", "applied") for fact in orphan.facts)
+        is_applied = any(fact.get("fact") == "applied" for fact in orphan.facts)
+        taken = is_applied or os.path.lexists(orphan.folder / RECEIPT)
         if taken or not _has_work(stage, orphan.folder):
             self._collect(stage)
             return

@@ -19,9 +19,9 @@ from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered, ca
 from backplane.contract.unheard import check_settings
 from backplane.contract.work import WorkOrder
 from backplane.errors import ConfigError, StoreError
-from backplane.receipts.bundle import RECEIPT, check_patch, parse_receipt, read_bounded
+from backplane.receipts.bundle import check_patch, parse_receipt, read_bounded
 from backplane.receipts.database import ReceiptRow
-from backplane.receipts.journal import PATCH, head_fact
+from backplane.receipts.journal import PATCH, RECEIPT, head_fact
 from backplane.receipts.store import Store
 from backplane.scale.content import Contents
 from backplane.scale.engine import (

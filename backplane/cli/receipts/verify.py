@@ -89,6 +89,8 @@ def _lines(found: Audit, names: list[str]) -> Iterator[str]:
     pruned = f", {found.pruned} pruned runs only by their entries in the chain" if found.pruned else ""
     checked = streams.count(found.checked, "receipt")
     yield f"{checked} checked{pruned}, {streams.count(len(found.findings), 'fault')}"
+    if found.rebuilt is not None:
+        yield f"the index was rebuilt from the run folders at {found.rebuilt}"
     if not found.rollback_checked:
         yield "give --checkpoint FILE to also detect that the newest receipts are missing or the store is an older copy"
 

@@ -63,7 +63,7 @@ def test_a_store_that_cannot_grow_acknowledges_nothing_and_goes_on_later(store: 
     stored_run(store, ["a"])
     journal = open_journal(store.home)
     sealed = seal(receipt_of(journal.trace, journal.run_id, usage_raw="x" * 200_000))
-    with file_size_limit(300_000), pytest.raises(StoreError, match="receipt_store_failed"):
+    with file_size_limit(150_000), pytest.raises(StoreError, match="receipt_store_failed"):
         store_until_it_fails(store, "x" * 200_000)
     stored = len(store.list())
     store.append(sealed, journal)

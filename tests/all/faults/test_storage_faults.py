@@ -199,7 +199,7 @@ def test_f51_pruning_makes_room_on_a_disk_that_is_full(ground: Ground) -> None:
                 pass
         pruned = ground.call("prune", "--keep", "1")
         assert (pruned.code, pruned.stdout[:18]) == (0, b"2 runs pruned; the"), pruned.stderr
-        assert len(list((ground.home / "runs").iterdir())) == 1
+        assert len(list((ground.home / "runs").glob("*/receipt.json"))) == 1
         assert ground.call("receipts", "verify").code == 0
         again = ground.call("prune", "--keep", "1")
         assert (again.code, again.stdout[:18]) == (0, b"0 runs pruned; the")
@@ -298,50 +298,51 @@ def _some(connection: sqlite3.Connection, rng: random.Random, count: int = 1) ->
     return rng.sample([row[0] for row in connection.execute("SELECT sequence FROM receipts ORDER BY sequence")], count)
 
 
+def _run(connection: sqlite3.Connection, home: Path, place: int) -> Path:
+    run_id = connection.execute("SELECT run_id FROM receipts WHERE sequence = ?", (place,)).fetchone()[0]
+    return home / "runs" / str(run_id)
+
+
 def _flip(connection: sqlite3.Connection, rng: random.Random, home: Path) -> None:
     (place,) = _some(connection, rng)
-    if rng.random() < 0.5:
-        body = bytearray(connection.execute("SELECT body FROM receipts WHERE sequence = ?", (place,)).fetchone()[0])
-        body[rng.randrange(len(body))] ^= 1 << rng.randrange(8)
-        connection.execute("UPDATE receipts SET body = ? WHERE sequence = ?", (bytes(body), place))
-        return
-    run_id = connection.execute("SELECT run_id FROM receipts WHERE sequence = ?", (place,)).fetchone()[0]
-    trace = home / "runs" / run_id / "trace.jsonl"
-    data = bytearray(trace.read_bytes())
-    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    trace.write_bytes(data)
+    path = _run(connection, home, place) / rng.choice(["receipt.json", "trace.jsonl", "link.json"])
+    data = bytearray(path.read_bytes())
+    # The end of `link.json` says that the run is not pruned, which its receipt says, too.
+    data[rng.randrange(len(data) - (0 if path.name != "link.json" else 20))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
 
 
 def _delete(connection: sqlite3.Connection, rng: random.Random, home: Path) -> None:
     highest = connection.execute("SELECT max(sequence) FROM receipts").fetchone()[0]
     place = rng.randrange(1, highest)
+    shutil.rmtree(_run(connection, home, place))
     connection.execute("DELETE FROM receipts WHERE sequence = ?", (place,))
 
 
 def _swap(connection: sqlite3.Connection, rng: random.Random, home: Path) -> None:
-    left, right = _some(connection, rng, 2)
-    bodies = {
-        place: connection.execute("SELECT body FROM receipts WHERE sequence = ?", (place,)).fetchone()[0]
-        for place in (left, right)
-    }
-    connection.execute("UPDATE receipts SET body = ? WHERE sequence = ?", (bodies[left], right))
-    connection.execute("UPDATE receipts SET body = ? WHERE sequence = ?", (bodies[right], left))
+    left, right = (_run(connection, home, place) / "receipt.json" for place in _some(connection, rng, 2))
+    data = left.read_bytes()
+    left.write_bytes(right.read_bytes())
+    right.write_bytes(data)
 
 
 def _rehash(connection: sqlite3.Connection, rng: random.Random, home: Path) -> None:
     with Store.open(home, readonly=True) as store:
         row = rng.choice(store.list(1000)[1:])
         receipt = store.load(row.run_id)
-    changed = seal(msgspec.structs.replace(receipt, outcome="failed", receipt_sha256=None))
-    connection.execute(
-        "UPDATE receipts SET body = ?, sha256 = ?, outcome = 'failed' WHERE sequence = ?",
-        (without_trace(changed), changed.receipt_sha256, row.sequence),
-    )
+        changed = seal(msgspec.structs.replace(receipt, outcome="failed", receipt_sha256=None))
+        (store.folder(row.run_id) / "receipt.json").write_bytes(without_trace(changed))
+        named = f"UPDATE receipts SET sha256 = '{changed.receipt_sha256}', outcome = 'failed' WHERE sequence = ?"
+        connection.execute(named, (row.sequence,))
+        (store.folder(row.run_id) / "link.json").write_bytes(msgspec.json.encode(store.find(row.run_id)))
 
 
 def _cut(connection: sqlite3.Connection, rng: random.Random, home: Path) -> None:
     highest = connection.execute("SELECT max(sequence) FROM receipts").fetchone()[0]
-    connection.execute("DELETE FROM receipts WHERE sequence >= ?", (rng.randrange(2, highest + 1),))
+    first = rng.randrange(2, highest + 1)
+    for place in range(first, highest + 1):
+        shutil.rmtree(_run(connection, home, place))
+    connection.execute("DELETE FROM receipts WHERE sequence >= ?", (first,))
 
 
 KINDS: dict[str, Tamper] = {
@@ -360,8 +361,9 @@ def _found(home: Path, checkpoint: ChainCheckpoint | None) -> bool:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("index", ["with its index", "without"])
 @pytest.mark.parametrize("kind", [*KINDS, "an older copy put back"])
-def test_f52_whatever_is_tampered_with_is_found(ground: Ground, kind: str) -> None:
+def test_f52_whatever_is_tampered_with_is_found(ground: Ground, kind: str, index: str) -> None:
     home, rng = ground.folder / "first", random.Random(kind)
     older = ground.folder / "older"
     with Store.open(home) as store:
@@ -379,6 +381,8 @@ def test_f52_whatever_is_tampered_with_is_found(ground: Ground, kind: str) -> No
         if kind in KINDS:
             with closing(sqlite3.connect(copy / "receipts.sqlite", isolation_level=None)) as connection:
                 KINDS[kind](connection, rng, copy)
+        if index == "without":
+            (copy / "receipts.sqlite").unlink()
         unseen_without += not _found(copy, None)
         missed += not _found(copy, checkpoint)
         if number < places - 1:
