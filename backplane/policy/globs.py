@@ -50,7 +50,7 @@ _PLAIN: Final = re.compile(r"(?P<deep>\*\*/)?(?P<name>[^*?\[\]{}\\/]+(?P<more>(?
 """A pattern that is a name: `name`, `**/name`, `name/**` or `**/name/**`; without `**/` the name may be a path."""
 
 
-class _Names:
+class _NamePatterns:
     """The patterns of a set that are names; a table decides them, however many they are."""
 
     def __init__(self) -> None:
@@ -79,7 +79,11 @@ class Globs:
     """A compiled list of patterns; `matches` answers with the pattern that matched."""
 
     def __init__(
-        self, patterns: tuple[str, ...], names: _Names, expression: re.Pattern[bytes] | None, numbers: Sequence[int]
+        self,
+        patterns: tuple[str, ...],
+        names: _NamePatterns,
+        expression: re.Pattern[bytes] | None,
+        numbers: Sequence[int],
     ) -> None:
         self.patterns = patterns
         self._names = names
@@ -117,7 +121,7 @@ def compile_globs(patterns: Sequence[str]) -> Globs:
     Raises:
         PolicyError: `policy_invalid`, a pattern is malformed, or the set is too costly to decide.
     """
-    names, numbers, branches = _Names(), list[int](), list[str]()
+    names, numbers, branches = _NamePatterns(), list[int](), list[str]()
     set_bytes = scan_bytes = 0
     for number, pattern in enumerate(patterns):
         if len(pattern) <= PATTERN_BYTES_MAX // 4 and names.add(pattern, number):
