@@ -343,11 +343,6 @@ class DurableEngine:
         return count
 
     @_in_thread
-    def clock_ahead_ms(self) -> int:
-        """Return how far the database's clock is ahead of this machine's."""
-        return self.ledger.now_ms() - time.time_ns() // 1_000_000
-
-    @_in_thread
     def workers(self) -> Sequence[Worker]:
         """Return all registered workers, dead ones included."""
         return self.ledger.workers()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +23,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import Approval, Warned
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import OF_HOST, WorkOrder
-from backplane.errors import BackplaneError, ConfigError, from_code, unforeseen
+from backplane.errors import BackplaneError, ConfigError, from_code, leaves, unforeseen
 from backplane.receipts.build import End
 from backplane.receipts.database import ReceiptRow
 from backplane.receipts.store import Store
@@ -141,46 +142,39 @@ class QueueServer(stdio.Server):
         above.on_cancel = cancel
         if above.cancelled_because is not None:
             await cancel()
-        ended: list[messages.EndedRun] = []
-        faults: list[Exception] = []
-        settled: dict[tuple[str, str], anyio.Event] = {}
-        async with anyio.create_task_group() as tasks:
+        answered: set[tuple[str, str]] = set()
 
-            async def ask(event: Event, asked: Approval, answered: anyio.Event) -> None:
-                try:
-                    with anyio.move_on_after(BY_RULE_S):
-                        await answered.wait()
-                        return
-                    decision = await above.pass_on(asked.body)
-                    if decision is not None:
-                        await engine.answer(id, event.attempt, str(asked.body.get("id")), decision)
-                except Exception as error:  # It becomes the run's error; until then the attempt's deadline decides.
-                    faults.append(error)
+        async def ask(event: Event, asked: Approval, ask_id: str) -> None:
+            await anyio.sleep(BY_RULE_S)
+            if (event.attempt, ask_id) in answered:
+                return
+            with suppress(BackplaneError):  # Nobody answers here, so the attempt's own deadline decides.
+                decision = await above.pass_on(asked.body)
+                if decision is not None:
+                    await engine.answer(id, event.attempt, ask_id, decision)
 
-            async def each(event: Event) -> None:
-                records = [event.record]
-                if event.superseded is not None:
-                    records.insert(0, _superseded(event))
-                await above.write_raw(messages.events(above.id, records, line_bytes_max=self._line_bytes_max))
-                told = approval_of(event) if job.asks else None
-                if told is not None:
-                    answered = settled.setdefault((event.attempt, str(told.body.get("id"))), anyio.Event())
+        try:
+            async with anyio.create_task_group() as tasks:
+
+                async def each(event: Event) -> None:
+                    records = [event.record]
+                    if event.superseded is not None:
+                        records.insert(0, _superseded(event))
+                    await above.write_raw(messages.events(above.id, records, line_bytes_max=self._line_bytes_max))
+                    told = approval_of(event) if job.asks else None
+                    ask_id = str(told.body.get("id")) if told is not None else ""
                     if isinstance(told, Approval):
-                        tasks.start_soon(ask, event, told, answered)
-                    else:
-                        answered.set()
+                        tasks.start_soon(ask, event, told, ask_id)
+                    elif told is not None:
+                        answered.add((event.attempt, ask_id))
 
-            try:
                 row, result = await bring(engine, job, content, self.plane.home, each, root=root)
-                store = await anyio.to_thread.run_sync(self.plane.state_folder.store)
-                ended.append(await anyio.to_thread.run_sync(KeptRun, store, row, len(result.attempts)))
-            except Exception as error:  # A task group would raise it inside of a group.
-                faults.append(error)
-            tasks.cancel_scope.cancel()
-        if ended:
-            return ended[0]
-        fault = faults[-1]
-        raise fault if isinstance(fault, BackplaneError) else unforeseen(fault)
+                tasks.cancel_scope.cancel()
+        except ExceptionGroup as errors:
+            fault = leaves(errors)[0]
+            raise fault if isinstance(fault, BackplaneError) else unforeseen(fault) from None
+        store = await anyio.to_thread.run_sync(self.plane.state_folder.store)
+        return await anyio.to_thread.run_sync(KeptRun, store, row, len(result.attempts))
 
 
 def _superseded(event: Event) -> bytes:

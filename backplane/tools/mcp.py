@@ -57,7 +57,6 @@ GRACE_S: Final = 2.0
 
 _ILLEGAL: Final = re.compile(r"[^A-Za-z0-9_-]")
 
-AskServer = Callable[[str, dict[str, Any]], Awaitable[Response]]
 Warn = Callable[[str, str], Awaitable[object]]
 """Takes the name of a server that is missing, and the reason."""
 
@@ -117,7 +116,7 @@ async def open_servers(
         async def greet(name: str, link: _Link) -> None:
             try:
                 with anyio.fail_after(START_S):
-                    greeted[name] = (await _greet(link.ask, link.tell), link)
+                    greeted[name] = (await _greet(link), link)
             except (BackendError, TimeoutError) as error:
                 why = getattr(error, "message", None) or "no answer"
                 await warn(name, f"the MCP server {name!r} is not there: {why}{await link.last_words()}")
@@ -152,15 +151,15 @@ class _Link(Protocol):
         ...
 
 
-async def _greet(ask: AskServer, tell: Callable[[str], Awaitable[None]]) -> list[dict[str, Any]]:
+async def _greet(link: _Link) -> list[dict[str, Any]]:
     """Shake hands and return the rows of the server's tools. Raises BackendError."""
     hello = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "backplane", "version": "1"}}
-    _must(await ask("initialize", hello))
-    await tell("notifications/initialized")
+    _must(await link.ask("initialize", hello))
+    await link.tell("notifications/initialized")
     rows: list[dict[str, Any]] = []
     page: dict[str, Any] = {}
     while True:  # `START_S` bounds empty pages.
-        found = _must(await ask("tools/list", page))
+        found = _must(await link.ask("tools/list", page))
         rows += [row for row in found.get("tools") or () if isinstance(row, dict)]
         page = {"cursor": found.get("nextCursor")}
         if not isinstance(page["cursor"], str) or len(rows) >= TOOLS_MAX:

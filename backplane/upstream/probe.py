@@ -49,7 +49,7 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
 
 
 Verdict = tuple[bool, Check]
-"""Whether the address is right, whatever else is amiss; and what an answer shows."""
+"""True if the address is right, although something else may be amiss; and the check to show."""
 
 
 async def probe(endpoint: Endpoint, model: str | None = None, key_env: str = "") -> list[Check]:

@@ -20,9 +20,6 @@ Rewrite = Callable[[Request], Rewritten]
 Change = Callable[[Any], Any]
 """Changes one value of a request; a value without a need comes back unchanged."""
 
-SCHEMA_DEPTH_MAX: Final = 64
-"""Levels of a schema that are rewritten; services refuse deeper ones."""
-
 ANSWER_TOKENS: Final = 4096
 """Default limit of an answer in tokens; the oldest models in service allow no more."""
 
@@ -122,7 +119,7 @@ def strict_tools(request: Request) -> Rewritten:
 def _strict_tool(tool: Any) -> Any:
     if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("parameters"), dict):
         return tool
-    closed = _closed(tool["parameters"], 0)
+    closed = _closed(tool["parameters"])
     # A service refuses as strict what has members that may be left out; what is required stays as it was said.
     return {**tool, "parameters": closed, **({} if "strict" in tool else {"strict": is_strict(closed)})}
 
@@ -131,20 +128,18 @@ INNER: Final = ("items", "anyOf", "oneOf", "allOf", "prefixItems", "not")
 """Members that are a schema, or a list of some."""
 
 
-def _closed(schema: Any, depth: int) -> Any:
+def _closed(schema: Any) -> Any:
     """Give every object of a schema `additionalProperties: false` where it says nothing of it."""
-    if depth > SCHEMA_DEPTH_MAX:
-        return schema
     if isinstance(schema, list):
-        return [_closed(one, depth + 1) for one in schema]
+        return [_closed(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
     out: dict[str, Any] = {}
     for name, value in schema.items():
         if name in MAPS and isinstance(value, dict):
-            out[name] = {key: _closed(one, depth + 1) for key, one in value.items()}
+            out[name] = {key: _closed(one) for key, one in value.items()}
         else:
-            out[name] = _closed(value, depth + 1) if name in INNER else value
+            out[name] = _closed(value) if name in INNER else value
     return {**out, "additionalProperties": False} if _is_object(out) and "additionalProperties" not in out else out
 
 
@@ -153,12 +148,12 @@ def _is_object(schema: dict[str, Any]) -> bool:
     return kind == "object" or (isinstance(kind, list) and "object" in kind) or "properties" in schema
 
 
-def is_strict(schema: Any, depth: int = 0) -> bool:
+def is_strict(schema: Any) -> bool:
     """Return True for a strict schema: each member is required, and no others are allowed."""
     if isinstance(schema, list):
-        return all(is_strict(one, depth + 1) for one in schema)
-    if not isinstance(schema, dict) or depth > SCHEMA_DEPTH_MAX:
-        return depth <= SCHEMA_DEPTH_MAX
+        return all(is_strict(one) for one in schema)
+    if not isinstance(schema, dict):
+        return True
     inner = schema.get("properties")
     members: dict[str, Any] = inner if isinstance(inner, dict) else {}
     is_open = schema.get("additionalProperties") is not False or set(members) - set(schema.get("required") or ())
@@ -167,7 +162,7 @@ def is_strict(schema: Any, depth: int = 0) -> bool:
     named = schema.get("$defs")
     below = [schema[name] for name in INNER[:4] if name in schema]
     below += named.values() if isinstance(named, dict) else []
-    return all(is_strict(one, depth + 1) for one in [*members.values(), *below])
+    return all(is_strict(one) for one in [*members.values(), *below])
 
 
 # Tools ----------------------------------------------------------------------------------------------------------------

@@ -34,8 +34,6 @@ ID_CHARS_MIN: Final = 4
 """Characters of an id that a search needs; fewer find nothing."""
 ID_CHARS: Final = 36
 """Characters of a whole id."""
-CLOCK_MS_MAX: Final = 60_000
-"""Largest difference of two clocks that is not reported; a person would not notice it in a log."""
 
 
 def find_queue(args: Args, *, may_make: bool = True) -> QueuePlace:
@@ -119,15 +117,6 @@ async def order_id(engine: DurableEngine, name: str) -> str:
     if not found:
         raise unknown_order(name)
     return found[0]
-
-
-async def name_clocks(engine: DurableEngine) -> None:
-    """Warn on stderr if this machine's clock and the database's differ, as times in logs and receipts then do."""
-    ahead_ms = await engine.clock_ahead_ms()
-    if abs(ahead_ms) > CLOCK_MS_MAX:
-        word = "behind" if ahead_ms > 0 else "ahead of"
-        fact = f"this machine's clock is {elapsed(abs(ahead_ms) // 1000)} {word} the database's"
-        streams.note(f"{fact}: times in logs and receipts differ by this time; synchronize both clocks (NTP)")
 
 
 class QueuedOrder(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import msgspec
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser
-from backplane.scale.commands.common import name_clocks, on_queue
+from backplane.scale.commands.common import on_queue
 from backplane.scale.engine import State, Status, Worker
 from backplane.scale.place import LISTED_MAX, QueuePlace
 from backplane.view.figures import ID_CHARS, elapsed
@@ -47,7 +47,6 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(args: Args) -> int:
     async def look(_: Args, engine: DurableEngine, __: QueuePlace) -> int:
-        await name_clocks(engine)
         orders = await engine.list(limit=LISTED_MAX, label=args.label)
         workers = [one for one in await engine.workers() if args.label in (None, one.label)]
         return _show_counts(_counts(orders, workers), as_json=args.json)

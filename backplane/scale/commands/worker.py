@@ -17,7 +17,7 @@ from backplane.cli.command import Args, Parser, load_settings
 from backplane.contract import canonical
 from backplane.receipts.build import failure_of
 from backplane.runtime.plane import ControlPlane
-from backplane.scale.commands.common import do, find_queue, name_clocks, open_queue, within
+from backplane.scale.commands.common import do, find_queue, open_queue, within
 from backplane.scale.runner import Runner
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def run(args: Args) -> int:
         ):
             with anyio.CancelScope() as taking:
                 tasks.start_soon(_end_on_signal, taking)
-                await name_clocks(engine)  # First, or the line below would appear without a database.
+                await engine.workers()  # First, or the line below would appear without a database.
                 slots = streams.count(args.slots, "slot")
                 end = "on Ctrl-C or SIGTERM the worker takes no more orders, and stops when its orders have ended"
                 streams.note(f"taking orders with the label {args.label}, {slots}; {end}")
