@@ -142,38 +142,32 @@ class FramedPeer(Peer):
         """Return the bodies that these bytes complete."""
         self._data += data
         found: list[bytes] = []
-        while (one := self._next_body()) is not None:
-            found.append(one)
+        while self._data:
+            if self._skipped:
+                skipped = min(self._skipped, len(self._data))
+                del self._data[:skipped]
+                self._skipped -= skipped
+            elif self._length is not None:
+                if len(self._data) < self._length:
+                    break
+                found.append(bytes(self._data[: self._length]))
+                del self._data[: self._length]
+                self._length = None
+            else:
+                end = self._data.find(_END_OF_HEADER)
+                if end < 0 and len(self._data) <= HEADER_BYTES_MAX:
+                    break
+                header = bytes(self._data[: end if end >= 0 else len(self._data)])
+                del self._data[: len(header) + len(_END_OF_HEADER)]
+                lengths = _LENGTH.findall(header)
+                if len(lengths) != 1:
+                    found.append(header)
+                elif int(lengths[0]) > self._bytes_max:
+                    self._skipped = int(lengths[0])
+                    found.append(Overlong(header))
+                else:
+                    self._length = int(lengths[0])
         return self._bare(found)
-
-    def _next_body(self) -> bytes | None:
-        """Return the next body, or b"" after a header; return None if more bytes are needed."""
-        skipped = min(self._skipped, len(self._data))
-        del self._data[:skipped]
-        self._skipped -= skipped
-        if self._length is None:
-            return self._header() if self._data else None
-        if self._length > self._bytes_max:
-            self._skipped, self._length = self._length, None
-            return Overlong(b"Content-Length: %d" % self._skipped)
-        if len(self._data) < self._length:
-            return None
-        body = bytes(self._data[: self._length])
-        del self._data[: self._length]
-        self._length = None
-        return body
-
-    def _header(self) -> bytes | None:
-        end = self._data.find(_END_OF_HEADER)
-        if end < 0 and len(self._data) <= HEADER_BYTES_MAX:
-            return None
-        header = bytes(self._data[: end if end >= 0 else len(self._data)])
-        del self._data[: len(header) + len(_END_OF_HEADER)]
-        lengths = _LENGTH.findall(header)
-        if len(lengths) != 1:
-            return header
-        self._length = int(lengths[0])
-        return b""
 
 
 HEADER_BYTES_MAX: Final = 4096
