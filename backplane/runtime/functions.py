@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import shutil
 import socket
 import sys
 import tempfile
@@ -121,9 +120,10 @@ async def served(functions: Sequence[Function | Offered], secrets: Iterable[str]
     if len(tools) < len(functions):
         raise _invalid("two of the functions have one name", "give each a name of its own")
     redactor = Redactor(secrets)
-    folder = tempfile.mkdtemp(prefix="backplane-tools-")
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with (
+        tempfile.TemporaryDirectory(prefix="backplane-tools-", ignore_cleanup_errors=True) as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+    ):
         listener.bind(os.path.join(folder, "socket"))
         listener.listen(CLIENTS_MAX)
         listener.setblocking(False)
@@ -135,9 +135,6 @@ async def served(functions: Sequence[Function | Offered], secrets: Iterable[str]
         finally:
             serving.scope.cancel()
             await serving.wait()
-    finally:
-        listener.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def offered(tool: Function | Offered) -> Offered:

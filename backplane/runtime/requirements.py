@@ -169,20 +169,21 @@ def check_place(settings: Mapping[str, Json], *, remote: bool, routed: bool) -> 
     Raises:
         ConfigError: `config_invalid`.
     """
-    only_queue = "only a queue does that: backplane queue submit"
-    idle = [(name, only_queue) for name in OF_QUEUE if settings.get(name) is not None]
-    if settings.get("remote_root") is not None and not remote:
-        idle.append(("remote_root", "it is for a backend that is marked remote"))
-    if settings.get("remote_root") is None and remote:
+    root, route = settings.get("remote_root"), settings.get("route")
+    if remote and root is None:
         fact = "the backend works on another machine, and the order names no folder there"
         raise ConfigError("config_invalid", fact, hint="set config.vendor.abp.remote_root to a folder of that machine")
-    if (route := settings.get("route")) is not None and not routed:
+    of_queue = [name for name in OF_QUEUE if settings.get(name) is not None]
+    idle = dict.fromkeys(of_queue, "only a queue does that: backplane queue submit")
+    if root is not None and not remote:
+        idle["remote_root"] = "it is for a backend that is marked remote"
+    if route is not None and not routed:
         from backplane.routing.task import read_route  # Most orders have no `route`.
 
-        said = dict(route) if isinstance(route, dict) else {}
-        read_route({**said, "preference": None} if isinstance(route, dict) else route)
+        said = route if isinstance(route, dict) else {}
+        read_route({**said, "preference": None} if said else route)
         if asked := [name for name, value in said.items() if value is not None and name not in WITHOUT_ROUTER]:
-            idle.append((f"route ({', '.join(asked)})", "the router is not asked where a backend is named"))
+            idle[f"route ({', '.join(asked)})"] = "the router is not asked where a backend is named"
     if idle:
-        fact = "; ".join(f"config.vendor.abp.{name} has no effect here: {why}" for name, why in idle)
+        fact = "; ".join(f"config.vendor.abp.{name} has no effect here: {why}" for name, why in idle.items())
         raise ConfigError("config_invalid", fact, hint="leave it out")
