@@ -186,6 +186,24 @@ async def test_a_connection_that_the_service_closes_is_closed_here(says: bytes) 
     assert answer.headers.get("connection") == ("close" if says else None)
 
 
+async def test_a_request_ends_with_its_client() -> None:
+    came, left = anyio.Event(), anyio.Event()
+
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        await until(stream, b"hello")
+        came.set()
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+            await stream.receive()
+        left.set()
+
+    async with service(serve) as url, open_key_proxy(url, KEY, KeyUse()) as proxy:
+        async with raw(proxy) as stream:
+            # Another request waits behind the first one.
+            await stream.send(head(proxy, "POST /", "Content-Length: 5") + b"hello" + head(proxy, "GET /"))
+            await came.wait()
+        await left.wait()
+
+
 async def test_nothing_is_asked_once_a_budget_is_used_up() -> None:
     use = KeyUse()
     with ModelServer([Turn(text="one"), Turn(text="two")]) as server:

@@ -101,8 +101,7 @@ def label(held: Held) -> dict[str, Json]:
         {
             "name": layer.name,
             "state": "missing" if not layer.usable else "usable" if layer is unused else "used",
-            **({"version": layer.version} if layer.version else {}),
-            **({"why": layer.why} if layer.why else {}),
+            **_said({"version": layer.version, "why": layer.why}),
         }
         for layer in held.found.layers()
     ]
@@ -122,10 +121,8 @@ def _files(held: Held) -> dict[str, Json]:
     if profile.deny_write and held.masks.write_gap:
         gaps.append(f"deny_write: {held.masks.write_gap}")
     covers = "writing outside of " + ", ".join(("the workspace", "temporary files", *held.writable[1:]))
-    found: dict[str, Json] = {"covers": covers + ("; reading by the rules" if profile.deny_read else "")}
-    if held.missing:
-        found["not_there"] = list(held.missing)
-    return _state(by, gaps) | found
+    covers += "; reading by the rules" if profile.deny_read else ""
+    return _state(by, gaps, covers=covers, not_there=list(held.missing))
 
 
 def _credentials(held: Held) -> dict[str, Json]:
@@ -133,7 +130,7 @@ def _credentials(held: Held) -> dict[str, Json]:
         return _none("no bubblewrap to cover them with")
     gaps = [f"left open to this host: {', '.join(held.stores.left_open)}"] if held.stores.left_open else []
     covers = ", ".join(held.stores.names) or "none of the stores we know is here"
-    return _state([_by(held.found.bubblewrap, "mount namespace")], gaps) | {"covers": covers}
+    return _state([_by(held.found.bubblewrap, "mount namespace")], gaps, covers=covers)
 
 
 def _write_gaps(held: Held) -> list[str]:
@@ -161,14 +158,13 @@ def _sockets(held: Held) -> dict[str, Json]:
         covers.append("abstract ones")
     else:
         gap += ", and abstract ones"
-    return _state(by, [gap]) | {"covers": "; ".join(covers)} if by else _none("neither bubblewrap nor Landlock")
+    return _state(by, [gap], covers="; ".join(covers)) if by else _none("neither bubblewrap nor Landlock")
 
 
 def _limits(held: Held) -> dict[str, Json]:
     if held.processes_max is None:
         return _none("no limit on memory or processes was set")
-    covers = f"{held.processes_max} processes and threads"
-    return _state(["limits of the user namespace"], ["memory"]) | {"covers": covers}
+    return _state(["limits of the user namespace"], ["memory"], covers=f"{held.processes_max} processes and threads")
 
 
 def _network(held: Held) -> dict[str, Json]:
@@ -179,7 +175,7 @@ def _network(held: Held) -> dict[str, Json]:
     patterns = (*held.profile.allow_network, *held.profile.deny_network)
     gaps = dict.fromkeys(gap for pattern in patterns for gap in _network_gaps(held, pattern))
     layer = held.found.network if held.found.network.usable else held.found.landlock
-    return _state([_by(layer), "proxy by names"], list(gaps)) | {"note": TUNNELS}
+    return _state([_by(layer), "proxy by names"], list(gaps), note=TUNNELS)
 
 
 def _network_gaps(held: Held, pattern: str) -> list[str]:
@@ -209,9 +205,13 @@ def _by(layer: Probed, name: str = "") -> str:
     return " ".join(word for word in (name or layer.name, f"({layer.name})" if name else "", layer.version) if word)
 
 
-def _state(by: list[str], gaps: list[str]) -> dict[str, Json]:
-    words: dict[str, Json] = {"gap": "; ".join(gaps)} if gaps else {}
-    return {"state": "partial" if gaps else "enforced", "by": list(by), **words}
+def _state(by: list[str], gaps: list[str], **more: Json) -> dict[str, Json]:
+    members: dict[str, Json] = {"gap": "; ".join(gaps), **more}
+    return {"state": "partial" if gaps else "enforced", "by": list(by), **_said(members)}
+
+
+def _said(members: dict[str, Json]) -> dict[str, Json]:
+    return {name: value for name, value in members.items() if value}
 
 
 def _none(why: str) -> dict[str, Json]:

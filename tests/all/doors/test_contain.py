@@ -944,27 +944,51 @@ async def test_a_tunnel_ends_when_nothing_moves(monkeypatch: pytest.MonkeyPatch)
             assert b" 200 " in await heard(line)  # Up to its end.
 
 
-async def test_a_request_of_any_framing_goes_on_as_it_was_meant() -> None:
+@pytest.mark.parametrize(
+    ("framing", "sent", "body"),
+    [
+        (b"Content-Length: 5", b"Content-Length: 5", b"hello"),
+        (b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked", b"5\r\nhello\r\n0\r\n\r\n"),
+        # Of two lengths only the one is sent on by which the proxy has read the body.
+        (
+            b"Content-Length: 3\r\nTransfer-Encoding: chunked",
+            b"Transfer-Encoding: chunked",
+            b"5\r\nhello\r\n0\r\n\r\n",
+        ),
+    ],
+    ids=["length", "chunks", "both"],
+)
+async def test_a_request_of_any_framing_goes_on_as_it_was_meant(framing: bytes, sent: bytes, body: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as far:
         far.setblocking(False)
         target = f"127.0.0.1:{far.getsockname()[1]}"
-        for framing, body in (
-            (b"Content-Length: 5", b"hello"),
-            (b"Transfer-Encoding: chunked", b"5\r\nhello\r\n0\r\n\r\n"),
-        ):
-            async with opened_door(target) as (line, seen):
-                head = HEAD % (b"POST http://u:p@" + target.encode() + b"/way?a=b")
-                await send(line, head + b"Proxy-Authorization: x\r\nX-Kept: yes\r\n" + framing + b"\r\n\r\n" + body)
-                await anyio.wait_readable(far)
-                with far.accept()[0] as there:
-                    there.setblocking(False)
-                    came = await heard(there, body)
-                    await send(there, b"HTTP/1.1 200 OK\r\n\r\nwelcome")
-                assert (await heard(line)).endswith(b"\r\n\r\nwelcome")
-            assert came.startswith(b"POST /way?a=b HTTP/1.1\r\nHost: " + target.encode() + b"\r\nConnection: close\r\n")
-            assert came.endswith(b"X-Kept: yes\r\n" + framing + b"\r\n\r\n" + body)
-            assert b"Proxy-" not in came
-            assert (seen.allowed, seen.denied) == (1, 0)
+        async with opened_door(target) as (line, seen):
+            head = HEAD % (b"POST http://u:p@" + target.encode() + b"/way?a=b")
+            await send(line, head + b"Proxy-Authorization: x\r\nX-Kept: yes\r\n" + framing + b"\r\n\r\n" + body)
+            await anyio.wait_readable(far)
+            with far.accept()[0] as there:
+                there.setblocking(False)
+                came = await heard(there, body)
+                await send(there, b"HTTP/1.1 200 OK\r\n\r\nwelcome")
+            assert (await heard(line)).endswith(b"\r\n\r\nwelcome")
+        assert came.startswith(b"POST /way?a=b HTTP/1.1\r\nHost: " + target.encode() + b"\r\nConnection: close\r\n")
+        assert came.endswith(b"X-Kept: yes\r\n" + sent + b"\r\n\r\n" + body)
+        assert b"Proxy-" not in came
+        assert (seen.allowed, seen.denied) == (1, 0)
+
+
+async def test_a_client_that_breaks_off_its_body_ends_the_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as far:
+        far.setblocking(False)
+        target = f"127.0.0.1:{far.getsockname()[1]}"
+        async with opened_door(target) as (line, _):
+            await send(line, HEAD % (b"POST http://" + target.encode() + b"/") + b"Content-Length: 5\r\n\r\nhel")
+            await anyio.wait_readable(far)
+            with far.accept()[0] as there:
+                there.setblocking(False)
+                await heard(there, b"hel")
+                line.shutdown(socket.SHUT_WR)
+                assert await heard(there) == b""
 
 
 def test_a_resolver_that_hangs_keeps_no_end_waiting(anyio_backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
