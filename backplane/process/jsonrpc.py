@@ -49,6 +49,9 @@ Watch = Callable[[bytes, Received], Awaitable[None]]
 class Pipe:
     """A JSON-RPC connection over two descriptors, which the caller closes.
 
+    Attributes:
+        ended: set at the end of the input.
+
     Args:
         answer: answers requests, each in a task of its own.
         hear: handles notifications.
@@ -79,11 +82,7 @@ class Pipe:
         self._strict = strict
         self._asked: dict[Id, anyio.CancelScope] = {}
         self._asked_bytes = 0
-        self._ended = anyio.Event()
-
-    async def wait_ended(self) -> None:
-        """Wait for the end of the input."""
-        await self._ended.wait()
+        self.ended = anyio.Event()
 
     async def run(self) -> None:
         """Read until the input ends; then fail our open calls, and cancel the peer's open requests after `rest_s`."""
@@ -92,7 +91,7 @@ class Pipe:
                 whole.start_soon(self._watch_end, whole.cancel_scope)
             async with anyio.create_task_group() as tasks:
                 await self._read(tasks)
-                self._ended.set()
+                self.ended.set()
                 for arrived, _ in self._waiting.values():
                     arrived.set()
                 tasks.cancel_scope.deadline = anyio.current_time() + self._rest_s
@@ -172,7 +171,7 @@ class Pipe:
         try:
             with anyio.move_on_after(timeout_s):
                 await self._ends.write(line)
-                if not self._ended.is_set():
+                if not self.ended.is_set():
                     await waiting[0].wait()
                 return waiting[1][0] if waiting[1] else Response(id, fault=RpcError(0, "the program ended", gone=True))
         finally:

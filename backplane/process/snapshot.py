@@ -1,4 +1,4 @@
-"""Lists the processes of a live run, and which of them are busy; on systems other than Linux, the list is empty.
+"""Lists the processes of a live run, and which of them are busy.
 
 A process that may not be inspected, such as another user's, is listed with fewer details.
 """
@@ -6,7 +6,6 @@ A process that may not be inspected, such as another user's, is listed with fewe
 from __future__ import annotations
 
 import os
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -37,8 +36,6 @@ def snapshot(pid: int, start: int) -> tuple[Process, ...]:
     Returns:
         The process and its descendants, in the order of their start; empty if the process has ended.
     """
-    if sys.platform != "linux":
-        return ()
     table = look()
     if pid not in table or (start and table[pid][START] != start):
         return ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +36,7 @@ HOME_DEPTH: Final = 2
 """Depth of the search in the home folder: keys and tokens lie in `~/.x/y`."""
 
 HOME_FILES_MAX: Final = 50_000
-"""Limit of entries searched in a home folder, in about 0.25 s. Beyond it, no rule is enforced there."""
+"""Limit of entries searched in the home folders, in about 0.25 s. Beyond it, no rule is enforced there."""
 
 BLANK: Final = str(Path(__file__).with_name("blank"))
 """Path of an empty file to mount over a covered store; many programs fail on `/dev/null`."""
@@ -148,16 +148,29 @@ def _inside(
 
 
 def _outside(root: str, homes: tuple[str, ...], reads: Globs) -> dict[str, bool] | None:
-    """Find the paths in the home folders that may not be read; None if there are too many to search or cover."""
+    """Find the paths in the upper folders of the home folders that may not be read; a link counts as its target.
+
+    Returns:
+        Path → True for a folder; None if there are too many paths to search or cover.
+    """
     found: dict[str, bool] = {}
+    waiting = [(home, 0) for home in homes if reads and not below(home, root)]
+    count = 0
     try:
-        for home in homes if reads else ():
-            if not below(home, root):
-                found.update(_near(home, reads))
+        while waiting:
+            folder, depth = waiting.pop()
+            for entry in _entries(folder):
+                count += 1
+                is_link, real, is_folder = _lead(entry)
+                if real is not None and reads.matches(entry.path) is not None:
+                    if not within(root, real):  # A folder around the workspace stays open: the user works there.
+                        found[real] = is_folder
+                elif is_folder and not is_link and depth + 1 < HOME_DEPTH:
+                    waiting.append((entry.path, depth + 1))
+            if count > HOME_FILES_MAX:
+                return None
     except (OverflowError, PolicyError):
         return None
-    # A folder around the workspace stays open: the user asked to work there.
-    found = {path: is_folder for path, is_folder in found.items() if not within(root, path)}
     return found if len(found) <= MASKS_MAX else None
 
 
@@ -230,8 +243,7 @@ def _named(
                 uncovered.append(link)
                 waiting = [place for place in waiting if not place[2]]
                 break
-            path, is_link = prefix + entry.name, entry.is_symlink()
-            real, is_folder = _lead(entry) if is_link else (entry.path, entry.is_dir(follow_symlinks=False))
+            path, (is_link, real, is_folder) = prefix + entry.name, _lead(entry)
             if real is None or (link and real in seen):
                 continue
             if _names(globs, path) if is_folder else globs.matches(path) is not None:
@@ -251,31 +263,18 @@ _SAME_ANYWHERE: Final = re.compile(r"\*\*/(?:\*?[^*?\[\]{}/]+|[^*?\[\]{}/]+\*)")
 """Globs that match by a file's name only: for them, a link within the tree leads to no further matches."""
 
 
-def _lead(entry: os.DirEntry[str]) -> tuple[str | None, bool]:
-    """Return a link's target, and whether that is a folder; None if the target is missing, or in /proc or /dev."""
+def _lead(entry: os.DirEntry[str]) -> tuple[bool, str | None, bool]:
+    """Return whether an entry is a link, its path with links followed, and whether that is a folder.
+
+    The path of a link is None if its target is missing, or in /proc or /dev.
+    """
+    if not entry.is_symlink():
+        return False, entry.path, entry.is_dir(follow_symlinks=False)
     try:
         real = os.path.realpath(entry.path, strict=True)
     except (OSError, ValueError):  # The target is missing, or neither we nor the agent can reach it.
-        return None, False
-    return (None, False) if real.startswith(("/proc/", "/dev/")) else (real, os.path.isdir(real))
-
-
-def _near(home: str, globs: Globs) -> Iterator[tuple[str, bool]]:
-    """Yield the paths that the globs match in the upper folders of a home folder. Raises as `_named`."""
-    count = 0
-    waiting = [(home, 0)]
-    while waiting:
-        folder, depth = waiting.pop()
-        for entry in _entries(folder):
-            count += 1
-            if count > HOME_FILES_MAX:
-                raise OverflowError
-            is_link = entry.is_symlink()
-            real, is_folder = _lead(entry) if is_link else (entry.path, entry.is_dir(follow_symlinks=False))
-            if real is not None and globs.matches(entry.path) is not None:
-                yield real, is_folder
-            elif is_folder and not is_link and depth + 1 < HOME_DEPTH:
-                waiting.append((entry.path, depth + 1))
+        return True, None, False
+    return (True, None, False) if real.startswith(("/proc/", "/dev/")) else (True, real, os.path.isdir(real))
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:

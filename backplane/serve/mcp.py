@@ -232,7 +232,7 @@ class McpSession:
 
     async def _end_with_client(self, run: Run) -> None:
         assert self._pipe is not None
-        await self._pipe.wait_ended()
+        await self._pipe.ended.wait()
         await anyio.sleep(RUN_REST_S)
         await run.cancel("the client said nothing more")
 
