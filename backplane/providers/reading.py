@@ -48,10 +48,17 @@ def text_of(output: Json) -> str:
 
 
 class Transcript:
-    """The messages of one turn, made from its events."""
+    """The messages of one turn, made from its events.
+
+    Attributes:
+        pieces: of a message that has not come yet; `end` takes them as one.
+        stop: why the model stopped last.
+        conversation: id of the provider's own conversation.
+    """
 
     def __init__(self) -> None:
         self._talk = Talk()
+        self.pieces: list[str] = []
         self._thought: list[str] = []
         self._open: dict[str, str] = {}
         """Calls without a result: id → name."""
@@ -59,7 +66,6 @@ class Transcript:
         """Calls of agents below this one: part of what their caller's result says."""
         self._numbers = 0
         self.stop: str | None = None
-        """Why the model stopped last."""
         self.conversation: str | None = None
 
     def take(self, event: wire.AgentEvent) -> wire.AgentEvent:
@@ -68,7 +74,12 @@ class Transcript:
             self._thought.append(event.reasoning)
             if event.signature is not None or event.redacted is not None:
                 self._end_thought(event.signature, event.redacted)
+        elif isinstance(event, wire.AssistantDelta):
+            self.pieces.append(event.text)
+        elif isinstance(event, wire.RetryReported):
+            self.pieces = [] if event.body.get("taken_back") else self.pieces
         elif isinstance(event, wire.AssistantMessage):
+            self.pieces = []
             self._talk.say(event.text, _proof_of(event))
         elif isinstance(event, wire.ToolCall):
             event = self._call(event)
@@ -106,6 +117,11 @@ class Transcript:
             self._end_thought()
             self._talk.result(id, text_of(event.output), is_error=event.is_error)
         return event if id is None else replace(event, tool_use_id=id)
+
+    def end(self) -> None:
+        """Take the text of a message that was cut off as it is."""
+        self._talk.say("".join(self.pieces))
+        self.pieces = []
 
     def last(self) -> AgentMessage:
         """Return the newest message of the agent."""

@@ -161,6 +161,8 @@ class _Turn:
     def take(self, event: AgentEvent) -> AgentEvent:
         """Add an event, and return it with the ids that the messages have."""
         event = self.transcript.take(event)
+        if type(event) is AssistantDelta:  # Nearly all events are of this type.
+            return event
         if isinstance(event, Approval) and self.asks:
             self.waiting.setdefault(str(event.body.get("id")), _Asked(event))
         elif isinstance(event, ApprovalAnswered):
@@ -582,8 +584,7 @@ class Session:
         if batch is None:
             await self._end(turn)
             return []
-        # Pieces are nearly all events, and their message repeats them.
-        events = [event if type(event) is AssistantDelta else turn.take(event) for event in batch.events]
+        events = list(map(turn.take, batch.events))
         if turn.on_event is not None:
             for event in events:
                 await hand_event(turn.on_event, event)
@@ -601,6 +602,7 @@ class Session:
 
     def _ended(self, turn: _Turn) -> TurnOutcome:
         run, transcript = turn.run, turn.transcript
+        transcript.end()
         outcome = partial(TurnOutcome, message=transcript.last(), output=turn.output)
         if not run.is_sealed:  # Its receipt could not be stored; the next start of a control plane seals it.
             self._note(messages=turn.messages(), stop_reason="error")

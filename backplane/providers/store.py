@@ -223,6 +223,7 @@ def _settled(turn: SessionTurn, store: Store) -> SessionTurn:
     transcript = reading.Transcript()
     for event in receipt.trace:
         transcript.take(event)
+    transcript.end()
     return replace(
         turn,
         receipt_sha256=receipt.receipt_sha256,

@@ -285,41 +285,65 @@ def _history(wanted: Wanted, own: dict[str, Json], losses: list[str], images: li
     if can.keeps_in(wanted.file.mode):
         way = "fork" if native is not None and native.is_copied else "resume"
         own["session"] = {"keep": True} if native is None else {way: native.id}
-    said = [(turn, message) for turn in wanted.turns for message in turn.messages]
-    if native is not None or not said:
+    if native is not None or not any(turn.messages for turn in wanted.turns):
         return question
-    messages = [_carried(turn, message, wanted, losses) for turn, message in said]
+    carried = [[_carried(turn, message, wanted, losses) for message in turn.messages] for turn in wanted.turns]
     if "history" in can.heeds:
-        own["history"] = msgspec.to_builtins(messages)
+        own["history"] = msgspec.to_builtins(_with_own_ids(carried))
         return question
     if not can.reads:
         losses.append("dropped: history, the provider does what the task says and reads nothing else")
         return []
+    messages = [message for turn in carried for message in turn]
     agents = [message for message in messages if isinstance(message, AgentMessage)]
     losses.append("emulated: history, it is said in the user's words")
     losses += ["dropped: thinking of earlier turns"] if any(message.thinking for message in agents) else []
     proven = any(_without_proofs(message) != message for message in agents)
     losses += ["dropped: proofs of words and calls, which are said in the user's words"] if proven else []
-    unknown = {call.id for call in unresolved(tuple(messages))}
     fitting = _fitting(messages, wanted.message.images, losses)
-    record = [_shown(message, unknown, fitting, images) for message in messages]
+    record = list[str]()
+    for turn in carried:
+        unknown = {call.id for call in unresolved(tuple(turn))}
+        record += [_shown(message, unknown, fitting, images) for message in turn]
     return [*question, "\n".join(["What was said before in this conversation, as a record:", *record])]
+
+
+def _with_own_ids(turns: Sequence[Sequence[Message]]) -> list[Message]:
+    """Return the messages of all turns with one call for each id; some hosts number the calls of each turn anew."""
+    taken, messages = set[str](), list[Message]()
+    for number, turn in enumerate(turns):
+        calls = [call.id for message in turn if isinstance(message, AgentMessage) for call in message.tool_calls]
+        own = {id: f"{id}-turn-{number + 1}" for id in taken.intersection(calls)}
+        taken.update(own.get(id, id) for id in calls)
+        for message in turn:
+            if isinstance(message, AgentMessage):
+                renamed = tuple(replace(call, id=own.get(call.id, call.id)) for call in message.tool_calls)
+                message = replace(message, tool_calls=renamed)
+            elif isinstance(message, ToolResultMessage):
+                message = replace(message, tool_call_id=own.get(message.tool_call_id, message.tool_call_id))
+            messages.append(message)
+    return messages
 
 
 def _questions(wanted: Wanted) -> list[str]:
     """Return what the model has to find out first: changes that are not in the folder, and calls without a result."""
-    turns, last = wanted.turns, wanted.turns[-1:]
     # The provider's own conversation has the older questions.
-    asked = last if wanted.native is not None else turns
-    lost = [call for turn in asked if wanted.leaves_patches or not turn.carried for call in _changes(turn)]
-    cut = [
-        call
-        for turn in last
-        if turn.stop_reason in CUT_OFF or turn.provider != wanted.file.provider
-        for call in unresolved(turn.messages)
-    ]
-    found = ((NOT_CARRIED, lost), (QUESTION, cut))
+    turns = wanted.turns[-1:] if wanted.native is not None else wanted.turns
+    lost = [call for turn in turns if wanted.leaves_patches or not turn.carried for call in _changes(turn)]
+    found = ((NOT_CARRIED, lost), (QUESTION, _unanswered(wanted)))
     return ["\n".join([words, *map(_shown_call, calls)]) for words, calls in found if calls]
+
+
+def _unanswered(wanted: Wanted) -> list[MessageToolCall]:
+    """Return the calls without a result; a turn that was cut off may not have found out about those before it."""
+    calls: list[MessageToolCall] = []
+    for turn in reversed(wanted.turns):
+        was_cut = turn.stop_reason in CUT_OFF
+        if was_cut or turn.provider != wanted.file.provider:
+            calls = [*unresolved(turn.messages), *calls]
+        if not was_cut:
+            break
+    return calls
 
 
 def _changes(turn: SessionTurn) -> Iterator[MessageToolCall]:
