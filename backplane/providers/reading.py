@@ -59,6 +59,9 @@ class Transcript:
     def __init__(self) -> None:
         self._talk = Talk()
         self.pieces: list[str] = []
+        self._asked: dict[str, wire.Approval] = {}
+        self._allowed: dict[str, wire.Approval] = {}
+        """Tool requests that were allowed and whose call has not been reported, by the approval's id."""
         self._thought: list[str] = []
         self._open: dict[str, str] = {}
         """Calls without a result: id → name."""
@@ -85,6 +88,12 @@ class Transcript:
             event = self._call(event)
         elif isinstance(event, wire.ToolResult):
             event = self._result(event)
+        elif isinstance(event, wire.Approval) and event.kind == "tool":
+            self._asked[str(event.body.get("id"))] = event
+        elif isinstance(event, wire.ApprovalAnswered):
+            asked = self._asked.pop(id := str(event.body.get("id")), None)
+            if asked is not None and event.body.get("decision") != "deny":
+                self._allowed[id] = asked
         elif isinstance(event, wire.TurnEnded):
             self.stop = str(event.body.get("stop_reason"))
         elif isinstance(event, wire.SessionNamed) and isinstance(event.body.get("id"), str):
@@ -97,6 +106,10 @@ class Transcript:
 
     def _call(self, event: wire.ToolCall) -> wire.ToolCall:
         name = own_name(event.tool_name)
+        for ask, asked in list(self._allowed.items()):
+            if asked.body.get("tool_use_id", event.tool_use_id) == event.tool_use_id and asked.tool == event.tool_name:
+                del self._allowed[ask]
+                break
         if event.tool_use_id is None:
             self._numbers += 1
             event = replace(event, tool_use_id=f"{name}-{self._numbers}")
@@ -118,10 +131,13 @@ class Transcript:
             self._talk.result(id, text_of(event.output), is_error=event.is_error)
         return event if id is None else replace(event, tool_use_id=id)
 
-    def end(self) -> None:
-        """Take the text of a message that was cut off as it is."""
+    def end(self, *, is_cut_off: bool) -> None:
+        """Keep the text of a message that did not come, and calls that were allowed and may have run unreported."""
         self._talk.say("".join(self.pieces))
         self.pieces = []
+        for ask, asked in self._allowed.items() if is_cut_off else ():
+            name = own_name(str(asked.tool))
+            self._talk.call(str(asked.body.get("tool_use_id", f"{name}-{ask}")), name, asked.input)
 
     def last(self) -> AgentMessage:
         """Return the newest message of the agent."""

@@ -602,7 +602,8 @@ class Session:
 
     def _ended(self, turn: _Turn) -> TurnOutcome:
         run, transcript = turn.run, turn.transcript
-        transcript.end()
+        stop: StopReason = reading.stop_of(run.receipt, transcript.stop) if run.is_sealed else "error"
+        transcript.end(is_cut_off=stop in CUT_OFF)
         outcome = partial(TurnOutcome, message=transcript.last(), output=turn.output)
         if not run.is_sealed:  # Its receipt could not be stored; the next start of a control plane seals it.
             self._note(messages=turn.messages(), stop_reason="error")
@@ -611,7 +612,6 @@ class Session:
                 stop_reason="error", usage=TokenUsage(), receipt=None, error=ProviderError(self.provider, lost)
             )
         self.receipt = receipt = run.receipt
-        stop = reading.stop_of(receipt, transcript.stop)
         if turn.is_interrupted and stop == "error" and receipt.outcome == "partial":
             stop = "user_interrupt"
         if self.keeps_conversations and transcript.conversation is not None:

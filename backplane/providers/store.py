@@ -24,6 +24,7 @@ from backplane.contract.conversation import SessionFile, SessionTurn
 from backplane.errors import BackplaneError, ConfigError, StoreError
 from backplane.process.locks import try_lock
 from backplane.providers import reading
+from backplane.providers.turns import CUT_OFF
 from backplane.receipts.journal import replace_file
 from backplane.receipts.store import Store
 from backplane.redact.secrets import MARK, Redactor
@@ -223,11 +224,12 @@ def _settled(turn: SessionTurn, store: Store) -> SessionTurn:
     transcript = reading.Transcript()
     for event in receipt.trace:
         transcript.take(event)
-    transcript.end()
+    stop = reading.stop_of(receipt, transcript.stop)
+    transcript.end(is_cut_off=stop in CUT_OFF)
     return replace(
         turn,
         receipt_sha256=receipt.receipt_sha256,
-        stop_reason=reading.stop_of(receipt, transcript.stop),
+        stop_reason=stop,
         messages=(*turn.messages, *transcript.messages()),
         usage=reading.usage_of(receipt),
         conversation=transcript.conversation,

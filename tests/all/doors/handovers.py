@@ -118,9 +118,9 @@ class Agent:
         thought = {"text": f"thought of {mark}", **({"signature": f"proof of {mark}"} if FORM == "proofs" else {})}
         await run.emit(AssistantDelta(ts=run.now(), text="", ext={"reasoning": thought}))
         await self.happened("reasoning")
-        for piece in ("said by ", mark):
+        for piece, whole in (("said by ", "said by "), (mark, f"said by {mark}")):
             await run.delta(piece)
-            await self.happened("delta")
+            await self.happened("delta", {"said": whole})
         await run.message(f"said by {mark}")
         await self.happened("message", {"said": f"said by {mark}"})
         effects = (FOLDER / "effects").read_text().split() if (FOLDER / "effects").exists() else []
