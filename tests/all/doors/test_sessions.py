@@ -25,10 +25,12 @@ from backplane.contract.conversation import (
     UserMessage,
     unresolved,
 )
+from backplane.contract.events import AssistantDelta, carried, carry
 from backplane.contract.work import Mode, PolicyProfile
 from backplane.errors import ConfigError
 from backplane.providers import ProviderRegistry, SessionConfig, store
-from backplane.providers.turns import NOT_CARRIED, _changes
+from backplane.providers.reading import Transcript
+from backplane.providers.turns import NOT_CARRIED, QUESTION, Abilities, Wanted, _changes, compose
 from backplane.redact.secrets import Redactor
 from backplane.runtime.backends import ProcessBackend
 from backplane.testing import Call, ModelServer, Turn
@@ -386,6 +388,55 @@ def test_a_turn_that_only_read_leaves_nothing_to_carry() -> None:
     results = [ToolResultMessage(tool_call_id=call.id, content="x", is_error=False) for call in calls[:-1]]
     turn = SessionTurn(run_id="r", provider="p", messages=(AgentMessage(content="", tool_calls=tuple(calls)), *results))
     assert [call.name for call in _changes(turn)] == ["bash"], "what has no result is asked about"
+
+
+CALL = AgentMessage(tool_calls=(MessageToolCall(id="call-1", name="charge", arguments={"usd": 5}),))
+
+
+def cut(*messages: Any, stop: Any = "error") -> SessionTurn:
+    return SessionTurn(run_id="r", provider="p", stop_reason=stop, messages=(UserMessage(content="go"), *messages))
+
+
+def composed(heeds: str, *turns: SessionTurn) -> Any:
+    file = store.new_file("p", turns=turns)
+    can, message = Abilities(frozenset({"context", heeds})), UserMessage(content="on")
+    return compose(Wanted(file=file, message=message, can=can, root="/", policy=PolicyProfile()))[0]
+
+
+def test_a_call_without_a_result_is_asked_about_until_a_turn_comes_to_its_end() -> None:
+    ended = cut(AgentMessage(content="I looked."), stop="end_turn")
+    for turns, is_asked in (
+        ((cut(CALL), cut()), True),
+        ((cut(CALL), ended), False),
+        ((cut(CALL), ended, cut()), False),
+    ):
+        assert (QUESTION in composed("history", *turns).task) is is_asked
+
+
+def test_calls_of_two_turns_with_one_id_have_two_in_a_history() -> None:
+    result = ToolResultMessage(tool_call_id="call-1", content="5")
+    history = composed("history", cut(CALL, result), cut(CALL, result), cut(CALL)).abp("history")
+    calls = [call["id"] for row in history for call in row.get("tool_calls", ())]
+    assert calls == ["call-1", "call-1-turn-2", "call-1-turn-3"]
+    assert [row["tool_call_id"] for row in history if row["role"] == "tool"] == calls[:2]
+    task = composed("images", cut(CALL, result), cut(CALL)).task
+    assert task.count("(no result was recorded)") == 1, "in words each turn has its own"
+
+
+@pytest.mark.parametrize(
+    ("decision", "is_cut_off", "calls"), [("allow", True, 1), ("allow", False, 0), ("deny", True, 0)]
+)
+def test_a_call_that_was_allowed_and_never_reported_may_have_run(decision: str, is_cut_off: bool, calls: int) -> None:
+    ts, seen = "2026-11-28T00:00:00Z", Transcript()
+    ask = {"kind": "tool", "name": "charge", "input": {"usd": 5}, "tool_use_id": "call-1"}
+    seen.take(carried(carry("ask", {**ask, "id": "1"}, ts=ts, message="")))
+    seen.take(carried(carry("answer", {"id": "1", "decision": decision}, ts=ts, message="")))
+    seen.take(AssistantDelta(ts=ts, text="I char"))
+    seen.end(is_cut_off=is_cut_off)
+    (said,) = seen.messages()
+    assert isinstance(said, AgentMessage)
+    assert (said.content, len(said.tool_calls)) == ("I char", calls)
+    assert not calls or said.tool_calls == CALL.tool_calls
 
 
 def _turns(ground: Ground) -> tuple[SessionTurn, ...]:
