@@ -280,9 +280,10 @@ class Attempts:
         self._strategy = strategy or own
         self.tried: tuple[FailoverAttempt, ...] = ()
         self.stopped: BackplaneError | None = None
-        self._decide()
+        self.decide()
 
-    def _decide(self) -> None:
+    def decide(self) -> None:
+        """Choose among the backends as they are now."""
         tried = frozenset(one.backend for one in self.tried)
         self._world = look_around(*self._given)
         self.decision = self._world.choose(self.task, strategy=self._strategy, tried=tried, seed=self._seed)
@@ -322,7 +323,7 @@ class Attempts:
             self.stopped = error
             return False
         before = self._world, self.decision
-        self._decide()
+        self.decide()
         if self.decision.option is None:
             self._world, self.decision = before
             return False
@@ -342,23 +343,20 @@ async def first_choice(
         CapabilityError: `capability_unsupported`, nothing is eligible.
     """
     attempts = await anyio.to_thread.run_sync(lambda: Attempts(order, settings, environ, home, strategy))
-    if attempts.decision.option is None:
-        strangers = {
-            option.backend: None
-            for option in attempts.decision.options
-            if {one.kind for one in option.obstacles} == {"manifest_unknown"}
-        }
+    options = [(one.backend, {obstacle.kind for obstacle in one.obstacles}) for one in attempts.decision.options]
+    strangers = list(dict.fromkeys(name for name, kinds in options if kinds == {"manifest_unknown"}))
+    if attempts.decision.option is None and strangers:
         async with anyio.create_task_group() as tasks:
-            for name in list(strangers)[:HELLOS_MAX]:
-                tasks.start_soon(_hear, name, settings, environ, home)
-        if strangers:
-            attempts = await anyio.to_thread.run_sync(lambda: Attempts(order, settings, environ, home, strategy))
+            for name in strangers[:HELLOS_MAX]:
+                tasks.start_soon(_keep_manifest, name, settings, environ, home)
+        await anyio.to_thread.run_sync(attempts.decide)
     attempts.decision.chosen()
     return attempts
 
 
-async def _hear(name: str, settings: Settings, environ: Mapping[str, str], home: Path) -> None:
-    with suppress(BackplaneError):  # A backend without a hello stays unknown.
+async def _keep_manifest(name: str, settings: Settings, environ: Mapping[str, str], home: Path) -> None:
+    """Ask a backend for its hello, and keep its manifest; a backend without a hello stays unknown."""
+    with suppress(BackplaneError):
         backend = backends.find(name, settings, environ)
         hello = await ask_hello(backend, environ, backend.limits or settings.limits)
         keep_manifest(home, backend.key, hello.capabilities)

@@ -28,23 +28,9 @@ TOLD_MAX: Final = 100
 """Options named in a receipt; the rest is counted."""
 
 Kind = Literal[
-    "named_only",
-    "not_ready",
-    "tried",
-    "circuit_open",
-    "rate_limited",
-    "full",
-    "capability",
-    "manifest_unknown",
-    "model",
-    "context",
-    "output",
-    "quality",
-    "cost_unknown",
-    "cost",
-    "latency_unknown",
-    "latency",
-]
+    "named_only", "not_ready", "tried", "circuit_open", "rate_limited", "full", "capability", "manifest_unknown",
+    "model", "context", "output", "quality", "cost_unknown", "cost", "latency_unknown", "latency",
+]  # fmt: skip
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -297,10 +283,10 @@ class _Look:
         if name in self.tried:
             yield Obstacle("tried", "this order failed there", "give the order again")
         if now_ms < candidate.circuit_until_ms:
-            until = _clock(candidate.circuit_until_ms)
+            until = timestamp_at(candidate.circuit_until_ms * MILLION)
             yield Obstacle("circuit_open", f"it failed several times in a row; left alone until {until}", "wait")
         if now_ms < candidate.limited_until_ms:
-            until = _clock(candidate.limited_until_ms)
+            until = timestamp_at(candidate.limited_until_ms * MILLION)
             yield Obstacle("rate_limited", f"its service wants no request before {until}", "wait")
         elif candidate.runs_per_minute is not None and candidate.began_last_minute >= candidate.runs_per_minute:
             fact = f"{candidate.began_last_minute} runs began there in the last minute"
@@ -357,22 +343,18 @@ class _Look:
     def _within(self, cost: Estimate | None, latency: Estimate | None) -> Iterator[Obstacle]:
         task = self.task
         cost_max, latency_max = task.max_cost_usd_micros, task.max_latency_ms
-        if cost_max is not None:
-            if cost is None or cost.basis == "assumed":
-                if not task.allow_unknown:
-                    change = "allow unknown values, drop the limit, or run it once to measure it"
-                    yield Obstacle("cost_unknown", "what it costs is unknown", change)
-            elif cost.value > cost_max:
-                fact = f"${cost.value / MILLION:.4f} a run, the limit is ${cost_max / MILLION:.4f}"
-                yield Obstacle("cost", fact, f"raise the limit to ${cost.value / MILLION:.6f}")
-        if latency_max is not None:
-            if latency is None:
-                if not task.allow_unknown:
-                    change = "allow unknown values, drop the limit, or run it once to measure it"
-                    yield Obstacle("latency_unknown", "how long it takes is unknown", change)
-            elif latency.value > latency_max:
-                fact = f"{latency.value} ms a run, the limit is {latency_max} ms"
-                yield Obstacle("latency", fact, f"raise the limit to {latency.value} ms")
+        unknown = "allow unknown values, drop the limit, or run it once to measure it"
+        if cost_max is not None and (cost is None or cost.basis == "assumed"):
+            if not task.allow_unknown:
+                yield Obstacle("cost_unknown", "what it costs is unknown", unknown)
+        elif cost_max is not None and cost is not None and cost.value > cost_max:
+            fact = f"${cost.value / MILLION:.4f} a run, the limit is ${cost_max / MILLION:.4f}"
+            yield Obstacle("cost", fact, f"raise the limit to ${cost.value / MILLION:.6f}")
+        if latency_max is not None and latency is None and not task.allow_unknown:
+            yield Obstacle("latency_unknown", "how long it takes is unknown", unknown)
+        elif latency_max is not None and latency is not None and latency.value > latency_max:
+            fact = f"{latency.value} ms a run, the limit is {latency_max} ms"
+            yield Obstacle("latency", fact, f"raise the limit to {latency.value} ms")
 
 
 def priced(model: Model, task: TaskDescriptor) -> Estimate | None:
@@ -386,7 +368,3 @@ def priced(model: Model, task: TaskDescriptor) -> Estimate | None:
         sent, made, basis = facts.input_tokens, facts.output_tokens, "assumed"
     total = sent * model.price.input + made * model.price.output
     return Estimate(-(-total // MILLION), 1000 if basis == "priced" else 0, 0, cast(Literal["priced"], basis))
-
-
-def _clock(ms: int) -> str:
-    return timestamp_at(ms * MILLION)

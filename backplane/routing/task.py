@@ -16,14 +16,8 @@ if TYPE_CHECKING:
     from backplane.routing.router import Option
 
 TaskType = Literal[
-    "simple_query",
-    "code_generation",
-    "file_editing",
-    "shell_execution",
-    "code_review",
-    "complex_workflow",
-    "custom",
-]
+    "simple_query", "code_generation", "file_editing", "shell_execution", "code_review", "complex_workflow", "custom",
+]  # fmt: skip
 Preference = Literal["speed", "quality", "cost", "balanced", "specific"]
 Priority = Literal["low", "normal", "high", "critical"]
 StrategyName = Literal["first_available", "cost", "latency", "balanced"]
