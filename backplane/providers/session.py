@@ -449,8 +449,8 @@ class Session:
         self._carries, can = _carries(saved), self._provider.can
         turns = self.file.turns[self.file.cleared :]
         id = turns[-1].conversation if turns and turns[-1].provider == self.provider else None
-        if id and saved.mode != self.file.mode and can.host is not None and not can.keeps_in(self.file.mode):
-            self._lose(OWN_STATE)
+        if id and can.host is not None and not can.keeps_in(self.file.mode):
+            self._lose(*([OWN_STATE] if saved.mode != self.file.mode else ()))
         elif id and (can.forks or not copied):
             self._native = Native(id, saved.system_prompt or None, copied)
 

@@ -117,7 +117,7 @@ class Agent:
             await self.happened("session")
         thought = {"text": f"thought of {mark}", **({"signature": f"proof of {mark}"} if FORM == "proofs" else {})}
         await run.emit(AssistantDelta(ts=run.now(), text="", ext={"reasoning": thought}))
-        await self.happened("reasoning")
+        await self.happened("reasoning", thought)
         for piece, whole in (("said by ", "said by "), (mark, f"said by {mark}")):
             await run.delta(piece)
             await self.happened("delta", {"said": whole})

@@ -256,7 +256,9 @@ def assert_complete(turn: SessionTurn, receipt: Receipt, story: object) -> None:
         elif isinstance(event, AssistantDelta):
             pieces += event.text
     assert pieces in texts, (story, turn, pieces)
-    assert calls == [event.input for event in receipt.trace if isinstance(event, ToolCall)], (story, turn)
+    reported = [event.input for event in receipt.trace if isinstance(event, ToolCall)]
+    allowed = [event.input for event in receipt.trace if isinstance(event, Approval) and event.input not in reported]
+    assert calls in (reported, [*reported, *allowed]), (story, turn)
     assert results == [event.output for event in receipt.trace if isinstance(event, ToolResult)], (story, turn)
 
 
