@@ -27,9 +27,9 @@ from backplane.agents.claude import answers
 from backplane.agents.claude import start as claude_start
 from backplane.agents.claude.agent import HOOK_S
 from backplane.agents.codex import start as codex_start
+from backplane.agents.order import prompt_of
 from backplane.agents.program import Started
 from backplane.agents.rows import OPTIONS, agent_of, read_options
-from backplane.agents.spec import prompt_of
 from backplane.contract import envelope as wire
 from backplane.contract.work import WorkOrder, WorkspaceSpec
 from backplane.host import Given
@@ -53,7 +53,7 @@ def options_of(agent: str, url: str) -> str:
     program = str(found.program(agent))
     more = {"base_url": f"{url}/v1", "retries": 1, "model": "gpt-5.5"} if agent == "codex" else {"base_url": url}
     whole = agent_of(HOSTS, agent, {"program": program, **more}, {}, "the options")
-    return msgspec.json.encode(whole.options).decode()
+    return msgspec.json.encode(whole).decode()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from backplane.agents.codex.agent import plain, status_of
 from backplane.agents.codex.answers import read_question
 from backplane.agents.codex.items import called
 from backplane.agents.codex.reader import EventReader
-from backplane.agents.command import plain_command
+from backplane.agents.events import plain_command
 from backplane.agents.rows import rows_of
 from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, ToolResult, Warned
 from backplane.protocol.jsonrpc import Notification

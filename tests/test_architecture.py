@@ -212,7 +212,7 @@ LATE = {
     "api.create_session_for_task": "sessions, for programs that hold conversations",
     "errors.unforeseen": "traceback, for a fault of ours",
     "agents.rows.rows_of": "tomllib: a control plane sends a host the whole row",
-    "agents.spec.shape_of": "jsonschema, for orders with a shape",
+    "agents.order.shape_of": "jsonschema, for orders with a shape",
     "host.speak": "the event loop, behind the hello",
     "providers.tools._schema": "jsonschema, for the first call of a definition's handler",
     "scale.commands.worker._gauges": "the SDK, an extra",

@@ -141,7 +141,7 @@ def test_what_a_receipt_adds_is_described_to_its_last_member_or_said_to_be_open(
 @pytest.mark.parametrize(
     ("backend", "wrong"),
     [
-        ({"host": "claude", "options": {"silence_s": 3, "project_settings": True}}, []),
+        ({"host": "claude", "options": {"silence_s": 3, "own_state": True}}, []),
         ({"host": "claude", "options": {"silence": 3}}, ["/backends/a/options"]),
         ({"host": "api", "options": {"preset": "nosuch"}}, ["/backends/a/options/preset"]),
         ({"host": "acp", "options": {"profile": "qwen", "config": {"variable": "V"}}}, []),

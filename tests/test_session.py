@@ -9,10 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
+from backplane.agents.order import RunSpec
 from backplane.agents.reader import EventReader
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, failed, silent
-from backplane.agents.spec import RunSpec
 from backplane.agents.structured import AnswerSchema
 from backplane.contract.canonical import Json
 from backplane.contract.capability import NATIVE

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -26,6 +27,7 @@ from backplane.contract.receipt import Usage
 
 PREVIEW_BYTES_MAX: Final = 8192
 """Longest preview of a command's output, as the contract has it."""
+SHELLS: Final = ("bash", "sh", "zsh", "dash", "ash")
 
 
 class EventFactory:
@@ -90,23 +92,6 @@ class EventFactory:
         return carry(name, body, ts=self._now(), message=words)
 
 
-class Pieces:
-    """Counts the characters of an answer that came as deltas and stand in no message yet."""
-
-    def __init__(self) -> None:
-        self.chars = 0
-        self.of: str | None = None
-        """The message that they belong to."""
-
-    def add(self, text: str, of: str | None) -> None:
-        self.chars, self.of = self.chars + len(text), of
-
-    def clear(self) -> int:
-        """Forget them; return how many they were."""
-        chars, self.chars = self.chars, 0
-        return chars
-
-
 def exit_code(value: Json) -> int | None:
     """Return a command's exit code, None for a value that is none."""
     is_code = isinstance(value, int) and not isinstance(value, bool) and -(2**31) <= value < 2**31
@@ -133,3 +118,17 @@ def mapping(value: Json) -> dict[str, Any]:
 def mappings(value: Json) -> list[dict[str, Any]]:
     """Return a list's objects, none for a value that is no list."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def plain_command(command: str | Sequence[Json]) -> str:
+    """Return a command, given as one line or as words, as one line without the shell that an agent puts around it."""
+    if isinstance(command, str):
+        try:
+            words = shlex.split(command)
+        except ValueError:
+            return command
+    else:
+        words = [str(word) for word in command]
+    if len(words) == 3 and os.path.basename(words[0]) in SHELLS and words[1] in ("-lc", "-c"):
+        return words[2]
+    return command if isinstance(command, str) else shlex.join(words)

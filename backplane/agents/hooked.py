@@ -1,11 +1,8 @@
-"""The socket that an agent's hooks ask at: what it starts before and after a tool puts its question here.
-
-The questions come in and answers go out; what they mean is the run's affair, and how an agent is told of its hooks its
-own module's.
-"""
+"""The socket at which an agent's hook program, see `hook`, asks about a call."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -63,18 +60,11 @@ class Hooked:
 
 async def _read(line: anyio.abc.SocketStream) -> dict[str, Any] | None:
     data = bytearray()
-    with anyio.move_on_after(READ_S):
-        try:
-            while len(data) <= LINE_BYTES_MAX:
+    with anyio.move_on_after(READ_S), contextlib.suppress(ValueError, RecursionError):
+        while len(data) <= LINE_BYTES_MAX:
+            try:
                 data += await line.receive()
-        except anyio.EndOfStream:
-            return _value(bytes(data))
+            except anyio.EndOfStream:
+                value = strict(bytes(data))
+                return value if isinstance(value, dict) else None
     return None
-
-
-def _value(line: bytes) -> dict[str, Any] | None:
-    try:
-        value = strict(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None

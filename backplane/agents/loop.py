@@ -16,20 +16,21 @@ from typing import Any, Final
 import msgspec
 
 from backplane.agents.gate import ToolRequest
-from backplane.agents.order import asked_at, timed_rows
-from backplane.agents.program import first_of
-from backplane.agents.reader import EventReader
-from backplane.agents.session import Agent as BaseAgent
-from backplane.agents.session import AgentRun, Ending, limited
-from backplane.agents.spec import (
+from backplane.agents.order import (
     RunSpec,
+    asked_at,
     budget_of,
     price_from,
     read_history,
     read_images,
     sampling_of,
     shape_of,
+    timed_rows,
 )
+from backplane.agents.program import first_of
+from backplane.agents.reader import EventReader
+from backplane.agents.session import Agent as BaseAgent
+from backplane.agents.session import AgentRun, Ending, limited
 from backplane.config import child_environment
 from backplane.contract import receipt
 from backplane.contract.canonical import Json
@@ -276,17 +277,18 @@ class Agent(BaseAgent):
         Returns:
             The tokens, and why the call must not be made; empty if it may.
         """
-        spec, used = self.task.spec, self._most
+        budget, tokens, price = self.task.spec.budget_micros, self.task.budget_tokens, self.task.spec.price
         room = int(conversation.options.get("max_tokens") or OUTPUT_TOKENS)
         least = min(room, OUTPUT_TOKENS_MIN)
-        if spec.budget_micros is not None:
-            left = spec.budget_micros - (used["usd_micros"] or 0)
-            room = self._fitting(room, sent, {"usd_micros": left})
+        if budget is not None and price is not None:
+            left, a_million = budget - (self._most["usd_micros"] or 0), most(price, 0, MICROS)
+            free = left - most(price, sent, 0)
+            room = min(room, free * MICROS // a_million if a_million else room if free >= 0 else 0)
             if room < least:
                 return 0, f"{left / MICROS:g} USD are left, and the next call could cost more (max_budget_usd)"
-        if self.task.budget_tokens is not None:
-            left = self.task.budget_tokens - (used["tokens"] or 0)
-            room = self._fitting(room, sent, {"tokens": left})
+        if tokens is not None:
+            left = tokens - (self._most["tokens"] or 0)
+            room = min(room, left - sent)
             if room < least:
                 return 0, f"{left} tokens are left, and the next call could use more (budget_tokens)"
         return room, ""
@@ -295,16 +297,6 @@ class Agent(BaseAgent):
         """What a call costs at most."""
         price = self.task.spec.price
         return {"usd_micros": None if price is None else most(price, sent, room), "tokens": sent + room}
-
-    def _fitting(self, room: int, sent: int, left: Mapping[str, int | None]) -> int:
-        """How long an answer may be so that its call costs no more than this."""
-        tokens, usd_micros, price = left.get("tokens"), left.get("usd_micros"), self.task.spec.price
-        if tokens is not None:
-            room = min(room, tokens - sent)
-        if usd_micros is not None and price is not None:
-            free, a_million = usd_micros - most(price, sent, 0), most(price, 0, MICROS)
-            room = min(room, free * MICROS // a_million if a_million else room if free >= 0 else 0)
-        return max(room, 0)
 
     def _add(self, message: Message) -> None:
         messages = (*self._conversation.messages, message)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from backplane.agents.calls import OpenCall, OpenCalls
-from backplane.agents.events import EventFactory, Pieces, is_count
+from backplane.agents.events import EventFactory, is_count
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
@@ -68,7 +68,10 @@ class EventReader:
         self.text = ""
         """The last message."""
         self.failure: TurnFailure | None = None
-        self._pieces = Pieces()
+        self._chars = 0
+        """Characters of an answer that came in pieces and stand in no message yet."""
+        self._of: str | None = None
+        """Id of the message that they belong to."""
 
     def begin(self) -> None:
         """Begin another turn, whose end is judged by itself."""
@@ -105,21 +108,26 @@ class EventReader:
         if not isinstance(text, str) or not text:
             return []
         broken = self._take_back(of)
-        self._pieces.add(text, of)
+        self._chars, self._of = self._chars + len(text), of
         return [*broken, self._make.delta(text)]
 
     def _take_back(self, of: str | None = None) -> list[AgentEvent]:
         """Take back the words of a message that never became whole, when another takes its place or none follows."""
-        is_left = self._pieces.chars and (of is None or self._pieces.of != of)
-        return [self._make.taken_back(self._pieces.clear())] if is_left else []
+        is_left = self._chars and (of is None or self._of != of)
+        return [self._make.taken_back(self._clear())] if is_left else []
+
+    def _clear(self) -> int:
+        """Forget the pieces of an answer; return how many characters they had."""
+        chars, self._chars = self._chars, 0
+        return chars
 
     def _thoughts(self, text: Json) -> list[AgentEvent]:
         return [self._make.thought(text)] if isinstance(text, str) and text else []
 
     def _retried(self, words: str, **body: Json) -> list[AgentEvent]:
         """Tell that the model is asked again; what came of its answer does not count."""
-        if self._pieces.chars:
-            body["taken_back"] = self._pieces.clear()
+        if self._chars:
+            body["taken_back"] = self._clear()
         return [self._make.carried("retry", body, f"the model is asked again: {words[:200]}")]
 
     def count(self, counts: TokenCounts | None) -> list[AgentEvent]:

@@ -9,13 +9,14 @@ import functools
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
 from backplane.errors import CODES, ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HOST: Final = "agent.py"
 """File under `hosts/` that drives every agent; its argument names the row."""
@@ -54,9 +55,9 @@ OF_ALL: Final = (
 )  # fmt: skip
 """Options that every driver takes."""
 OF_DRIVER: Final[Mapping[str, tuple[str, ...]]] = {
-    "claude": ("project_settings",),
+    "claude": (),
     "codex": ("model", "prices", "retries"),
-    "copilot": ("model", "prices", "provider", "wire_api", "project_settings"),
+    "copilot": ("model", "prices", "provider", "wire_api"),
     "kimi": ("model", "prices", "provider", "context_tokens", "retries"),
     "acp": (
         "sessions", "model", "prices", "adds_version", "arguments", "home", "env", "files", "config", "own_server",
@@ -66,6 +67,12 @@ OF_DRIVER: Final[Mapping[str, tuple[str, ...]]] = {
 """Driver → its other options; a driver without an entry takes those of Codex."""
 _OF_TRIALS: Final = frozenset(("trial_options", "trial_env", "trial_in_place"))
 """Members of the table that `backends --probe` alone reads."""
+
+
+_ADDRESS: Final = re.compile(
+    r"(https?)://(?:[^/?#@]*@)?(\[[^\]]+\]|[^/?#:@\[\]\s]+)(?::(\d{0,5}))?(?:[/?#]|\Z)", re.IGNORECASE
+)
+"""Scheme, host and port of an address; `urllib.parse` would delay each host's hello."""
 
 
 def taken(drive: str) -> tuple[str, ...]:
@@ -182,8 +189,6 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which of OpenAI's protocols the service speaks."""
     context_tokens: int = 262_144
     """Tokens that the model takes at most; the agent shortens a conversation before it is longer."""
-    project_settings: bool = False
-    """Take the workspace's own settings for the agent, too: they can start programs that nobody is asked about."""
     adds_version: bool = False
     """The program adds the version (`/v1`) to the address of the model's service."""
     arguments: tuple[str, ...] = ()
@@ -238,12 +243,11 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def endpoints(self) -> tuple[str, ...]:
         """The address of the model's service as `host:port`; empty if it is unknown or cannot be read."""
-        try:
-            parts = urlsplit(self.base_url or "")
-            port = parts.port or (443 if parts.scheme == "https" else 80)
-        except ValueError:
+        found = _ADDRESS.match(self.base_url or "")
+        if found is None or int(found[3] or 0) >= 1 << 16:
             return ()
-        return (f"{parts.hostname}:{port}",) if parts.hostname else ()
+        port = int(found[3] or 0) or (443 if found[1].lower() == "https" else 80)
+        return (f"{found[2].strip('[]').lower()}:{port}",)
 
     def is_told(self, env: Mapping[str, str]) -> bool:
         """Return True if the agent learns where to ask: by its driver, or by `{base_url}` in its row or variables."""

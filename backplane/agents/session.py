@@ -2,12 +2,11 @@
 
 It owns cancel, more input, interrupt, silence, budget and turns, the repairs of an answer of a wanted shape, the
 questions that are open, what is kept of messages, and the end. A vendor gives an `Agent`: `open`, `say`, `stop`,
-`reply(request)`, its `reader.EventReader`, `read(message) → events`, and its row of facts in its host's file.
+`reply(request)`, its `reader.EventReader`, `read(message) → events`, and asks `gate` about each call.
 
-To add an agent, write one file with these five and a reader: `AgentRun.pipe` is its way to a program that speaks
-JSON-RPC, another framing or envelope of lines is another `protocol.jsonrpc.Peer`, and what comes by REST or WebSocket
-is handed to `hear`, with a `pipe` of its own that has `run`. Then `NAME/start.py` says what is started, `hosts/NAME.py`
-what it can, `hosts/NAME.toml` where the program is from, and `failures.LABELS` its words for failures.
+To add an agent, write `NAME/agent.py` with these and `NAME/reader.py`: `AgentRun.pipe` is its way to a program that
+speaks JSON-RPC, another framing of lines is another `protocol.jsonrpc.Peer`, and what comes by REST or WebSocket is
+handed to `hear`. `NAME/start.py` says what is started; a row of `hosts/agents.toml` has the rest.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ import anyio.abc
 import msgspec
 
 from backplane.agents.gate import Gate
+from backplane.agents.order import RunSpec
 from backplane.agents.program import CANCEL_SHARE
 from backplane.agents.reader import EventReader
-from backplane.agents.spec import RunSpec
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, carry
 from backplane.errors import BackendError, ContractError

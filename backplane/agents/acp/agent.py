@@ -19,12 +19,24 @@ from backplane.agents.acp.reader import AcpCall, EventReader, read_usage
 from backplane.agents.events import is_count, mapping, mappings
 from backplane.agents.gate import ToolRequest
 from backplane.agents.gemini.record import Record, home_of
-from backplane.agents.order import AgentFolders, Continuation, folders_of, keep_name, read_conversation, server_rows
+from backplane.agents.order import (
+    AgentFolders,
+    Continuation,
+    RunSpec,
+    budget_of,
+    folders_of,
+    image_blocks,
+    keep_name,
+    price_from,
+    read_conversation,
+    server_rows,
+    shape_of,
+    snippets,
+)
 from backplane.agents.program import BegunProgram
 from backplane.agents.rows import SESSION, AgentRow
 from backplane.agents.session import WORDS_CHARS_MAX, AgentRun, Ending, failed, id_of, silent
 from backplane.agents.session import Agent as BaseAgent
-from backplane.agents.spec import RunSpec, budget_of, image_blocks, price_from, shape_of, snippets
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError, ConfigError
 from backplane.host import Given, HostRun
@@ -276,7 +288,7 @@ class Agent(BaseAgent):
         if reason == "refusal":
             return failed("backend_content_filtered", "the model refused to go on")
         if reason == "end_turn" and not reader.closed_with_words:
-            hidden = None if reader.denied else reader.notices.silent
+            hidden = None if reader.denied else reader.silent
             return silent(hidden if reader.ever_acted else "backend_unavailable")
         if reason != "end_turn":
             return Ending(outcome="partial", note=f"the agent stopped by itself: {reason[:WORDS_CHARS_MAX]}")

@@ -12,10 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.agents.acp.notices import NOTICE_CHARS_MAX, Notices
 from backplane.agents.calls import OpenCall
-from backplane.agents.command import plain_command
-from backplane.agents.events import exit_code, is_count, mapping, mappings
+from backplane.agents.events import exit_code, is_count, mapping, mappings, plain_command
 from backplane.agents.gate import command_of
 from backplane.agents.gemini.record import Record
 from backplane.agents.reader import EventReader as BaseReader
@@ -30,6 +28,9 @@ from backplane.protocol.jsonrpc import Notification
 UPDATE: Final = "session/update"
 MESSAGE_CHARS_MAX: Final = 4 * 1024 * 1024
 """Most text of one message; a line has room for it. What is said beyond it is another message."""
+
+NOTICE_CHARS_MAX: Final = 2000
+"""Characters of an agent's own words among its model's."""
 
 SILENT: Final = frozenset(
     {"available_commands_update", "current_mode_update", "config_option_update", "session_info_update",
@@ -116,7 +117,9 @@ class EventReader(BaseReader):
         self.ever_acted = False
         """Whether there was a tool call in any turn."""
         self.last_words = ""
-        self.notices = Notices(notices)
+        self._notices = [(re.compile(row.says, re.DOTALL), row) for row in notices if row.says]
+        self.silent = next((row.code for row in notices if not row.says), None)
+        """Code of a turn that ends after a tool and without a word; None if that is no failure."""
         self._record = record
         self._unread: list[tuple[AcpCall, bool]] = []
         """Calls that are over and whose output the record did not have yet, and whether they failed."""
@@ -169,7 +172,7 @@ class EventReader(BaseReader):
             return events
         if thought:
             return [*events, *self._turn(), self._make.thought(text)]
-        notice = self.notices.find(text)
+        notice = next((row for says, row in self._notices if says.match(text[:NOTICE_CHARS_MAX])), None)
         return [*events, *(self._words(text) if notice is None else self._notice(text, notice))]
 
     def _words(self, text: str) -> list[AgentEvent]:

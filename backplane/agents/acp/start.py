@@ -20,10 +20,9 @@ from backplane.agents.order import (
     found,
     own_settings,
     place_of,
-    read_conversation,
+    require_able,
     require_price,
     require_same_folder,
-    shows_results,
     without_version,
 )
 from backplane.agents.program import Started
@@ -42,16 +41,14 @@ def require_effect(run: HostRun, profile: AgentRow) -> None:
     """
     own_settings(run, run.host.id, ())
     counted = profile.usage in ("chunks", "record") or behind_key_proxy()
-    uncounted = "this agent does not tell what each call takes, and no key_proxy sees it"
-    asked = {
-        "max_budget_usd": (run.order.config.max_budget_usd is not None and not counted, uncounted),
-        "abp.budget_tokens": (run.order.abp("budget_tokens") is not None and not counted, uncounted),
-        "abp.session": (read_conversation(run).kept and not profile.sessions, "this agent keeps no conversation"),
-        "a hook after tools": (shows_results(run), "this agent shows its model a result before anybody is asked"),
-    }
-    for name, (is_asked, why) in asked.items():
-        if is_asked:
-            raise BackendError("capability_unsupported", f"{name} would have no effect: {why}", hint="leave it out")
+    limits = {"max_budget_usd": run.order.config.max_budget_usd, "abp.budget_tokens": run.order.abp("budget_tokens")}
+    for name, limit in limits.items():
+        if limit is not None and not counted:
+            fact = (
+                f"{name} would have no effect: this agent does not tell what each call takes, and no key_proxy sees it"
+            )
+            raise BackendError("capability_unsupported", fact, hint="leave it out")
+    require_able(run, profile)
     require_price(run, profile.prices)
 
 

@@ -19,12 +19,20 @@ from backplane.agents.claude.reader import STRUCTURED, EventReader, TurnResult
 from backplane.agents.claude.start import ALIASES, TOOLS
 from backplane.agents.events import mapping, mappings
 from backplane.agents.gate import ToolRequest
-from backplane.agents.order import read_conversation, shows_results, tells_subagents
+from backplane.agents.order import (
+    RunSpec,
+    image_blocks,
+    prompt_of,
+    read_conversation,
+    shape_of,
+    shown,
+    shows_results,
+    tells_subagents,
+)
 from backplane.agents.program import BegunProgram
 from backplane.agents.rows import AgentRow
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, failed, limited, silent
-from backplane.agents.spec import RunSpec, image_blocks, prompt_of, shape_of, shown
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 from backplane.host import HostRun

@@ -174,7 +174,7 @@ class EventReader(BaseReader):
             self._streamed.add(f"{self._open} {delta.get('type')}")
         if delta.get("type") == "text_delta" and delta.get("text"):
             text = str(delta["text"])
-            self._pieces.add(text, self._open or self._pieces.of)
+            self._chars, self._of = self._chars + len(text), self._open or self._of
             return [self._make.delta(text)]
         if delta.get("type") == "thinking_delta" and delta.get("thinking"):
             return [self._make.thought(str(delta["thinking"]))]
@@ -193,11 +193,11 @@ class EventReader(BaseReader):
     def _broken(self, id: str) -> list[AgentEvent]:
         """What a message left that was begun and never ended, when another takes its place: the agent tells nothing."""
         is_left = self._open not in (None, id)
-        if not is_left and (not self._pieces.chars or self._pieces.of in (None, id)):
+        if not is_left and (not self._chars or self._of in (None, id)):
             return []
         self._open = None
-        if self._pieces.chars:
-            return [self._make.taken_back(self._pieces.clear())]
+        if self._chars:
+            return [self._make.taken_back(self._clear())]
         return [self._make.carried("retry", {"reason": BROKEN}, "the stream broke, and is asked anew")]
 
     def _stopped(self, abandoned: Json) -> list[AgentEvent]:
@@ -207,10 +207,10 @@ class EventReader(BaseReader):
             self._open = None
             return []
         # Without words to take back it stays open: only another message shows that it was asked anew.
-        if not self._pieces.chars:
+        if not self._chars:
             return []
         self._open = None
-        return [self._make.taken_back(self._pieces.clear())]
+        return [self._make.taken_back(self._clear())]
 
     def _end_of_turn(self, event: dict[str, Any]) -> list[AgentEvent]:
         if self._open is not None:
@@ -246,7 +246,7 @@ class EventReader(BaseReader):
             return []
         if kind == "thinking":
             return [self._make.thought(text, signature=str(block.get("signature") or ""))]
-        self._pieces.clear()
+        self._clear()
         return [self._make.message(text)]
 
     # Tools ------------------------------------------------------------------------------------------------------------

@@ -85,8 +85,8 @@ def arguments(run: Given, options: AgentRow, place: AgentFolders) -> list[str]:
         "--settings",
         write(place.state, "settings.json", settings_of(run)),
     ]
-    sources = ["user,project,local"] if options.project_settings else ["user", "--add-dir", order.workspace.root]
-    made += ["--setting-sources", *sources]
+    # The workspace's own settings could start programs that nobody is asked about.
+    made += ["--setting-sources", "user", "--add-dir", order.workspace.root]
     servers = mcp_servers(run, options)
     if servers:
         made += ["--mcp-config", write(place.state, "servers.json", {"mcpServers": servers})]

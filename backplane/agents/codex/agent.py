@@ -21,12 +21,11 @@ from backplane.agents.codex.start import mcp_servers, needs_hook, thread_of
 from backplane.agents.events import is_count, mapping, mappings
 from backplane.agents.gate import ToolRequest
 from backplane.agents.hooked import Hooked
-from backplane.agents.order import require_price
+from backplane.agents.order import require_price, spec_in_words
 from backplane.agents.program import BegunProgram
 from backplane.agents.rows import AgentRow
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, failed, id_of
-from backplane.agents.spec import spec_in_words
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 from backplane.host import HostRun

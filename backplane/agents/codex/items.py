@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from backplane.agents.calls import OpenCall
-from backplane.agents.command import plain_command
-from backplane.agents.events import mapping, mappings, relative
+from backplane.agents.events import mapping, mappings, plain_command, relative
 from backplane.contract.canonical import Json
 
 

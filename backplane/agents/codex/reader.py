@@ -144,7 +144,7 @@ class EventReader(BaseReader):
         if not text:
             return []
         broken = self._take_back(id)
-        self._pieces.clear()
+        self._clear()
         return [*broken, self._make.message(text)]
 
     def _ended(self, call: OpenCall, item: dict[str, Any]) -> list[AgentEvent]:

@@ -17,12 +17,12 @@ from backplane.agents.order import (
     own_settings,
     place_of,
     read_conversation,
+    require_able,
     server_rows,
     toml,
 )
 from backplane.agents.program import Started
 from backplane.agents.rows import AgentRow
-from backplane.errors import BackendError
 from backplane.host import Given
 
 QUIET: Final = (
@@ -55,6 +55,7 @@ SETTINGS: Final = ("effort", "summary", "system", "verbosity")
 
 def start(options: AgentRow, run: Given, state: str) -> Started:
     """What is started for an order. Raises ConfigError, BackendError."""
+    require_able(run, options)
     place = place_of(run, state, own=options.own_state, conversations="sessions/*/*/*/*{}.jsonl*")
     env = environment_of(run, place, {"CODEX_HOME": place.config})
     program, settings = found(options.program, options.install, env), [*QUIET]
@@ -140,9 +141,6 @@ def needs_hook(run: Given, options: AgentRow) -> bool:
     A hook of the order may refuse one, a person may, and after the last turn or dollar no further one may run.
     """
     events = {row.get("event") for row in run.order.abp("hooks") or () if isinstance(row, dict)}
-    if "post_tool" in events:
-        fact = "a hook after tools would have no effect: this agent shows its model a result before anybody is asked"
-        raise BackendError("capability_unsupported", fact, hint="leave it out, or take another backend")
     config = run.order.config
     is_limited = config.max_turns is not None or config.max_budget_usd is not None
     is_asked = "pre_tool" in events or bool(run.policy.profile.require_approval_for)

@@ -17,12 +17,11 @@ from backplane.agents.copilot.reader import EVENT, EventReader
 from backplane.agents.copilot.start import address_of, model_of
 from backplane.agents.events import mapping
 from backplane.agents.gate import ToolRequest
-from backplane.agents.order import own_settings, require_price, server_rows, shows_results
+from backplane.agents.order import own_settings, require_price, server_rows, shows_results, spec_in_words
 from backplane.agents.program import BegunProgram
 from backplane.agents.rows import AgentRow
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, id_of
-from backplane.agents.spec import spec_in_words
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 from backplane.host import Given, HostRun
@@ -198,8 +197,8 @@ def session_of(run: Given, options: AgentRow, env: dict[str, str]) -> dict[str, 
         "includeSubAgentStreamingEvents": False,
         "enableSessionTelemetry": False,
         # Commands of the workspace's own settings would run unasked.
-        "enableFileHooks": options.project_settings,
-        "enableConfigDiscovery": options.project_settings,
+        "enableFileHooks": False,
+        "enableConfigDiscovery": False,
         "envValueMode": "direct",
     }
     return {name: value for name, value in params.items() if value is not None}

@@ -88,7 +88,7 @@ class EventReader(BaseReader):
         self.goes_on = bool(data.get("toolRequests"))
         events: list[AgentEvent] = []
         if isinstance(text, str) and text:
-            self._pieces.clear()
+            self._clear()
             self.text, self.spoke = text, True
             events.append(self._make.message(text))
         reason = "tool_use" if self.goes_on else "end_turn"

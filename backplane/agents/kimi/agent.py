@@ -18,12 +18,11 @@ from backplane.agents.hooked import Hooked
 from backplane.agents.kimi.reader import EventReader
 from backplane.agents.kimi.server import KimiServer
 from backplane.agents.kimi.start import MODEL, secrets_of
-from backplane.agents.order import folders_of, keep_name, own_settings
+from backplane.agents.order import folders_of, keep_name, own_settings, spec_in_words
 from backplane.agents.program import BegunProgram
 from backplane.agents.rows import AgentRow
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, id_of
-from backplane.agents.spec import spec_in_words
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 from backplane.host import HostRun

@@ -83,7 +83,7 @@ class EventReader(BaseReader):
         if not self._words:
             return []
         self.text, self.spoke, self._words = "".join(self._words), True, []
-        self._pieces.clear()
+        self._clear()
         return [self._make.message(self.text)]
 
     def _step(self, data: dict[str, Any]) -> list[AgentEvent]:

@@ -21,10 +21,10 @@ from backplane.agents.order import (
     environment_of,
     found,
     place_of,
+    require_able,
     require_price,
     require_same_folder,
     server_rows,
-    shows_results,
     toml,
     without_version,
 )
@@ -44,15 +44,13 @@ MODEL: Final = "ours"
 
 def require_effect(run: Given, options: AgentRow) -> None:
     """Refuse what an order says and this agent cannot be told. Raises BackendError, ConfigError."""
-    if shows_results(run):
-        fact = "a hook after tools would have no effect: this agent takes no other result than its own"
-        raise BackendError("capability_unsupported", fact, hint="leave it out")
     if importlib.util.find_spec("websockets") is None:
         fact = "the host kimi needs the package websockets"
         raise BackendError("backend_unavailable", fact, hint=install_hint("kimi"))
     if options.own_state:
         fact = "own_state: this host asks by hooks in the agent's settings, and puts none into a user's own"
         raise BackendError("capability_unsupported", fact, hint="give the key and address of a service")
+    require_able(run, options)
     require_price(run, options.prices)
 
 
