@@ -72,6 +72,7 @@ class Approvals:
         self._on_ask = on_ask
         self._observing, self._observed = 0, anyio.Event()
         """Number of sub-agents whose end hooks are observing now, and what is set when there are none."""
+        self._unsent: list[bytes] = []
         self._remembered: dict[tuple[str, ...], Decision] = {}
         """Decisions for the rest of the run, by the key that `remembered_by` returns."""
 
@@ -194,6 +195,7 @@ class Approvals:
         self.host.progressed()
         if not self._ending.over.is_set():
             self._record.add(self._answer(ask, decided, by=by))
+            self.send()
 
     async def _ask_hooks(self, ask: wire.Ask, hooks: tuple[Hook, ...]) -> tuple[wire.Ask, Decision | None, str, str]:
         """Ask the hooks; return the ask as they changed it, the decision, its maker, and the hook that changed it."""
@@ -261,13 +263,23 @@ class Approvals:
         self._line_of(ask, decision)
         return decision
 
+    def send(self) -> None:
+        """Send the answers that have been made, once the journal has them.
+
+        A host may act at once: if this process is killed then, the next one must know what was allowed.
+        """
+        lines, self._unsent = self._unsent, []
+        for line in lines if not self._ending.over.is_set() else ():
+            assert self.host is not None
+            self.host.write(line)
+
     def _line_of(self, ask: wire.Ask, decision: Decision) -> bytes:
         """Return the answer as a line to send. Raises ProtocolError if it is too long for a line."""
         assert self.host is not None
         return self.host.line.send(approvals.answer(ask, decision))
 
     def _answer(self, ask: wire.Ask, decision: Decision, *, by: str) -> list[Events]:
-        """Send the answer; if it is too long, send a denial without a reason; if that is too long, too, end the run."""
+        """Make the answer; if it is too long, a denial without a reason; if that is too long, too, end the run."""
         assert self.host is not None
         try:
             line = self._line_of(ask, decision)
@@ -279,7 +291,7 @@ class Approvals:
                 self._ending.close()
                 return []
             decision, by = Decision(decision="deny", reason=f"the answer was not sent: {too_long.message}"), "default"
-        self.host.write(line)
+        self._unsent.append(line)
         self._facts.answered(ask, decision)
         body = {"id": ask.id, "decision": decision.decision, "by": by, "reason": decision.reason}
         return [self._record.own("answer", body, f"{decision.decision} by {by}: {decision.reason}")]

@@ -257,6 +257,7 @@ class Drive:
     def _take(self, host: HostChannel, data: bytes) -> None:
         """Process the data of one read; no data means the end of the host's output."""
         self.record.add(self.inbound.take(host.line.receive(data) if data else host.line.end()))
+        self.approvals.send()
         if self.inbound.progressed or self.approvals.open:
             self.inbound.progressed = False
             host.progressed()
