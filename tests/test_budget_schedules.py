@@ -20,7 +20,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from backplane.api import TaskRouter
@@ -296,6 +296,13 @@ async def play(schedule: Schedule, base: Path) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(schedule=schedules)
+@example(schedule=Schedule("fail-over", (Answer("cut", 100, 1), Answer("call", 100, 1)), (Order(1),), 1))
+@example(
+    schedule=Schedule(
+        "fail-over", (Answer("call", 900, 90), Answer("down", 1, 1), Answer("text", 900, 9)), (Order(10**6),), 1
+    )
+)
+@example(schedule=Schedule("children", (Answer("reset", 900, 90),) * 6, (Order(40_000), Order(60_000)), 90_000, 300))
 def test_no_order_spends_more_than_its_budget_and_one_call(schedule: Schedule, tmp_path: Path) -> None:
     try:
         anyio.run(play, schedule, tmp_path)

@@ -83,6 +83,15 @@ def test_a_counter_that_a_service_never_gives_is_unknown_and_the_others_are_not(
     assert spent.micros == 5 * 3 + 2 * 15
 
 
+def test_an_answer_that_was_lost_costs_at_most_and_its_tokens_are_unknown() -> None:
+    price = Price(input=MICROS, output=MICROS, source="x")
+    spent = Spent().plus(TokenCounts(input=10, output=5), price).plus_lost(100)
+    usage = spent.usage()
+    assert (spent.micros, spent.requests, usage.input_tokens, usage.output_tokens) == (115, 1, None, None)
+    assert Spent().plus_lost(100).usage().estimated_cost_usd == 100 / MICROS
+    assert Spent().plus_lost(None).micros is None
+
+
 def test_before_the_first_answer_nothing_is_known() -> None:
     assert Spent().usage().input_tokens is None
 
