@@ -296,7 +296,7 @@ class Session:
     # A turn from outside ----------------------------------------------------------------------------------------------
 
     def send_message(self, message: Said, **given: Unpack[TurnOptions]) -> AsyncIterator[AgentEvent | TurnOutcome]:
-        """Send a message, or the results of calls that the program ran, and iterate over the run's events.
+        """Send a message, or results of calls that the program ran, and iterate over the events of the run.
 
         The last value is a `TurnOutcome`. With the session's `on_ask` set to `stream`, each `Approval` in the stream
         waits for `answer`. The next call ends a stream that is left early; reading on in it yields its outcome.
