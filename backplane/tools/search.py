@@ -34,8 +34,6 @@ ENTRIES_MAX: Final = 200_000
 GREP_S_MAX: Final = 20.0
 """Seconds for a search through lines; large repositories take two."""
 
-_SKIPPED: Final = ".git"
-
 
 async def glob(tree: Tree, input: dict[str, Any]) -> CallResult:
     """Return the names of the files under a folder that match a pattern."""
@@ -114,7 +112,7 @@ def _look(tree: Tree, start: str, wanted: Globs) -> tuple[list[str], bool]:
 
 def _files(top: str) -> Iterator[str]:
     for folder, folders, files in os.walk(top):
-        folders[:] = sorted(name for name in folders if name != _SKIPPED)
+        folders[:] = sorted(name for name in folders if name != ".git")
         inner = os.path.relpath(folder, top)
         for name in files:
             path = os.path.join(folder, name)
