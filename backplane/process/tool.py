@@ -169,7 +169,7 @@ class _Talk:
         self._name, self._unsent, self._take = name, memoryview(stdin), sink or self.stdout.extend
         self._left_bytes = self._output_bytes_max = output_bytes_max
         self.pipes = selectors.DefaultSelector()
-        """What is still open, each with the method that handles it and returns False at its end."""
+        """The open pipes and the pidfd, each with the method that handles it and returns False at its end."""
         for pipe, event, handle in (
             (tool.stdin, selectors.EVENT_WRITE, self._write),
             (tool.stdout, selectors.EVENT_READ, self._read),

@@ -103,6 +103,7 @@ class HttpClient:
                 yield bytes(event.data)
 
     async def send(self, event: h11.Event) -> None:
+        """Send a part of an answer."""
         if data := self.http.send(event):
             await send(self.end, data)
 

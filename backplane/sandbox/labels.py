@@ -101,7 +101,7 @@ def label(held: Held) -> dict[str, Json]:
         {
             "name": layer.name,
             "state": "missing" if not layer.usable else "usable" if layer is unused else "used",
-            **_said({"version": layer.version, "why": layer.why}),
+            **_non_empty({"version": layer.version, "why": layer.why}),
         }
         for layer in held.found.layers()
     ]
@@ -207,10 +207,10 @@ def _by(layer: Probed, name: str = "") -> str:
 
 def _state(by: list[str], gaps: list[str], **more: Json) -> dict[str, Json]:
     members: dict[str, Json] = {"gap": "; ".join(gaps), **more}
-    return {"state": "partial" if gaps else "enforced", "by": list(by), **_said(members)}
+    return {"state": "partial" if gaps else "enforced", "by": list(by), **_non_empty(members)}
 
 
-def _said(members: dict[str, Json]) -> dict[str, Json]:
+def _non_empty(members: dict[str, Json]) -> dict[str, Json]:
     return {name: value for name, value in members.items() if value}
 
 
