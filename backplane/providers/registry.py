@@ -20,7 +20,7 @@ from backplane.contract.conversation import Message, SessionFile, SessionTurn
 from backplane.contract.work import PolicyProfile
 from backplane.errors import BackendError, BackplaneError, ConfigError
 from backplane.policy.capabilities import negotiate
-from backplane.providers import exchange, store
+from backplane.providers import store, stores
 from backplane.providers.session import Session
 from backplane.providers.turns import INTERRUPT, KEPT, Abilities, SessionConfig, abilities, require_tools, tightened
 from backplane.routing.task import TaskDescriptor
@@ -239,7 +239,7 @@ class Provider:
             BackplaneError: as `create_session`.
         """
         await self.prepare()
-        file = await anyio.to_thread.run_sync(exchange.take_in, vendor, name, self.name, self.plane.environ)
+        file = await anyio.to_thread.run_sync(stores.import_stored, vendor, name, self.name, self.plane.environ)
         return await self._started(file, await self._lock(file.id), config)
 
     async def _find(self, name: str) -> str:

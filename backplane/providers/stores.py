@@ -1,7 +1,8 @@
-"""Conversations that vendors' own programs keep on this machine, read as data: nothing in them is run.
+"""Sessions from conversations that vendors' own programs keep on this machine.
 
-The form of each vendor's records is known to `agents.VENDOR.store` alone; a record without a reader is counted and
-listed.
+A conversation is data: its calls are not run, its approvals and policy do not count, and its proofs are not sent to a
+service, as the account that they were made for is unknown. The form of each vendor's records is known to
+`agents.VENDOR.store` alone; a record without a reader is counted and listed.
 """
 
 from __future__ import annotations
@@ -15,14 +16,22 @@ from typing import Any, Final
 import msgspec
 
 from backplane.agents import STORES
-from backplane.contract.conversation import Message
+from backplane.contract.conversation import Message, SessionFile, SessionTurn, UserMessage, unresolved
 from backplane.dialects.history import Talk
 from backplane.errors import ConfigError
+from backplane.providers import store
+from backplane.redact.secrets import Redactor
 
 FILE_BYTES_MAX: Final = 512 * 1024 * 1024
 """Most bytes of one conversation's file: Claude Code keeps each request beside what was said, some 150 KB a turn."""
 
 LAST: Final = "last"
+
+IMPORTED: Final = "import:"
+"""Prefix of a vendor's name as the provider of an imported turn; no backend has such a name."""
+
+_SECRET_NAMES: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS")
+"""Ends of the names of variables whose values are redacted: the program may have shown them to its model."""
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +48,41 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     """What is in the record and not among the messages."""
 
 
+def import_stored(vendor: str, name: str, backend: str, environ: Mapping[str, str]) -> SessionFile:
+    """Read a conversation from a vendor's store as a session, without secrets; blocking.
+
+    Args:
+        name: as `read_stored` takes it.
+        backend: name of the backend that continues it.
+
+    Raises:
+        ConfigError: `config_invalid`, the conversation is missing, or cannot be read.
+    """
+    stored = read_stored(vendor, name, environ)
+    file = store.new_file(backend, root=stored.root, turns=_turns(stored), losses=stored.losses)
+    secrets = [value for key, value in environ.items() if key.upper().endswith(_SECRET_NAMES)]
+    return msgspec.convert(store.clean(file, Redactor(secrets)), SessionFile)
+
+
+def _turns(stored: Stored) -> tuple[SessionTurn, ...]:
+    """Return a turn for each of the user's messages."""
+    groups: list[list[Message]] = []
+    for message in stored.messages:
+        if isinstance(message, UserMessage) or not groups:
+            groups.append([])
+        groups[-1].append(message)
+    return tuple(
+        SessionTurn(
+            run_id=None,
+            provider=IMPORTED + stored.vendor,
+            model=stored.model,
+            stop_reason="error" if unresolved(tuple(group)) else "end_turn",
+            messages=tuple(group),
+        )
+        for group in groups
+    )
+
+
 def read_stored(vendor: str, name: str, environ: Mapping[str, str]) -> Stored:
     """Read a conversation from a vendor's store; blocking.
 
@@ -52,27 +96,27 @@ def read_stored(vendor: str, name: str, environ: Mapping[str, str]) -> Stored:
     if vendor not in STORES:
         fact = f"no store of {vendor[:40]!r} can be read"
         raise ConfigError("config_invalid", fact, hint=f"choose from: {', '.join(STORES)}")
-    store, talk = importlib.import_module(f"backplane.agents.{vendor}.store"), Talk()
-    path = _path(vendor, store, name, environ)
-    head = store.read(_rows(path, talk), talk)
-    _require_known(path, store, head.version)
+    form, talk = importlib.import_module(f"backplane.agents.{vendor}.store"), Talk()
+    path = _path(vendor, form, name, environ)
+    head = form.read(_rows(path, talk), talk)
+    _require_known(path, form, head.version)
     if not talk.messages:
         raise ConfigError("config_invalid", f"{path}: nothing was said in it", hint="name another conversation")
     id = head.id or path.stem
     return Stored(vendor=vendor, id=id, root=head.root, model=head.model, messages=talk.messages, losses=talk.losses)
 
 
-def _path(vendor: str, store: Any, name: str, environ: Mapping[str, str]) -> Path:
+def _path(vendor: str, form: Any, name: str, environ: Mapping[str, str]) -> Path:
     path = Path(name)
     if name != LAST and not path.is_dir() and (os.sep in name or path.is_file()):
         return path
-    variable, default, below = store.HOME
+    variable, default, below = form.HOME
     own = Path(environ.get(variable) or Path(environ.get("HOME") or os.path.expanduser("~"), default), below)
     home = path if name != LAST and path.is_dir() else own
     wanted = "" if name == LAST or home == path else name
     # A named folder may be the one around the store.
-    places = [*home.glob(store.FILES)] or [*home.glob(f"{below}/{store.FILES}")]
-    found = [one for one in places if one.is_file() and store.id_of(one).startswith(wanted)]
+    places = [*home.glob(form.FILES)] or [*home.glob(f"{below}/{form.FILES}")]
+    found = [one for one in places if one.is_file() and form.id_of(one).startswith(wanted)]
     if not found:
         fact = f"{home} has no conversation" + (f" that begins with {wanted[:80]!r}" if wanted else "")
         hint = f"give the path of a conversation's file; {vendor} keeps them in {own} here"
@@ -105,9 +149,9 @@ def _rows(path: Path, talk: Talk) -> Iterator[dict[str, Any]]:
         raise ConfigError("config_invalid", f"{path}: {error.strerror}", hint="name the file itself") from error
 
 
-def _require_known(path: Path, store: Any, version: object) -> None:
+def _require_known(path: Path, form: Any, version: object) -> None:
     """Refuse a conversation of a version that its reader was not tried with. Raises ConfigError: `config_invalid`."""
-    if not isinstance(version, str | int) or not f"{version}.".startswith(store.VERSIONS):
-        by = f"{store.PROGRAM} {str(version)[:40]}" if version is not None else "a program without a version"
-        fact = f"{path} was written by {by}; only versions {store.VERSIONS}x can be read"
+    if not isinstance(version, str | int) or not f"{version}.".startswith(form.VERSIONS):
+        by = f"{form.PROGRAM} {str(version)[:40]}" if version is not None else "a program without a version"
+        fact = f"{path} was written by {by}; only versions {form.VERSIONS}x can be read"
         raise ConfigError("config_invalid", fact, hint="use a backplane that knows this version")
