@@ -19,7 +19,7 @@ from backplane.host import Given
 from backplane.policy.rules import compile_policy
 from backplane.process.child import open_child
 from backplane.process.launch import StartCommand
-from backplane.runtime.backends import servers_of
+from backplane.runtime.servers import servers_of
 
 pytestmark = pytest.mark.anyio
 

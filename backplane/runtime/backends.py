@@ -11,7 +11,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -19,15 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from backplane.agents import rows
-from backplane.config import (
-    BackendSettings,
-    Limits,
-    ServerSettings,
-    Settings,
-    child_environment,
-    home_path,
-    user_folder,
-)
+from backplane.config import BackendSettings, Limits, Settings, child_environment, home_path, user_folder
 from backplane.contract.unheard import nearest_name
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError, PolicyError
@@ -35,6 +27,7 @@ from backplane.process.child import Exit, open_child
 from backplane.process.launch import StartCommand
 from backplane.resources import find as find_shared
 from backplane.runtime.held_key import HeldKey, behind_proxy, check_key, held_key_of
+from backplane.runtime.servers import resolved, server_rows, servers_of, variable, with_servers
 from backplane.sandbox.credentials import read_names
 from backplane.upstream import presets
 
@@ -164,7 +157,7 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         search = (
             None if env.get("PATH") is None else os.pathsep.join(filter(os.path.isabs, env["PATH"].split(os.pathsep)))
         )
-        return _found(self.agent.program, search)
+        return shutil.which(self.agent.program, path=search)
 
     def open(
         self, order: WorkOrder, environ: Mapping[str, str], opener: Opener | None = None, use: KeyUse | None = None
@@ -176,14 +169,9 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
             use: counts the requests that pass the key proxy; None if the counts are not needed.
         """
         command = self.command(order, environ)
+        start = opener or _open_uncontained
         if opener is None:
             self.make_writable(order)
-
-        def start(command: StartCommand, endpoints: tuple[str, ...]) -> AbstractAsyncContextManager[Link]:
-            if opener is not None:
-                return opener(command, endpoints)
-            return open_child(command)
-
         if self.held_key is not None:
             return behind_proxy(self.held_key, command, start, use)
         return start(command, ())
@@ -210,21 +198,18 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(path.rstrip(os.sep) or os.sep for path in (*self.writable, *kept))
 
 
+def _open_uncontained(command: StartCommand, endpoints: tuple[str, ...]) -> AbstractAsyncContextManager[Link]:
+    return open_child(command)
+
+
 def _stamp(word: str) -> tuple[int, ...]:
     """Return size and time of a file in a command, so that a changed program changes the backend's key."""
-    path = word if os.sep in word else _found(word)
+    path = word if os.sep in word else shutil.which(word)
     try:
         seen = os.stat(path) if path else None
     except (OSError, ValueError):
         return ()
     return (seen.st_size, seen.st_mtime_ns) if seen is not None else ()
-
-
-def _found(program: str, search: str | None = None) -> str | None:
-    if program.startswith("-"):
-        return None  # An option, not a program.
-
-    return shutil.which(program, path=search)
 
 
 class BackendStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,138 +251,104 @@ def find(name: str, settings: Settings, environ: Mapping[str, str]) -> ProcessBa
     return _from_settings(name, declared or BackendSettings(host=name), settings, environ)
 
 
+class BackendRow(msgspec.Struct, frozen=True):
+    """What a backend's settings say about its host, without a look at this machine.
+
+    Attributes:
+        argv: the host's command.
+        agent: the agent that a shipped host drives; None if there is none.
+        service: the service that a shipped host asks; None if there is none.
+        held_key: the key that a proxy adds; None if the host is given its keys.
+        open_stores: credential stores that a contained host may read.
+    """
+
+    argv: tuple[str, ...]
+    agent: rows.AgentRow | None
+    service: presets.Service | None
+    held_key: HeldKey | None
+    open_stores: frozenset[str]
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Addresses that the host needs besides those of its settings; behind a proxy it needs none."""
+        if self.held_key is not None:
+            return ()
+        if self.service is not None:
+            return (self.service.endpoint,)
+        return self.agent.endpoints if self.agent is not None else ()
+
+
+def read_row(name: str, declared: BackendSettings, settings: Settings, environ: Mapping[str, str]) -> BackendRow:
+    """Read the settings of a backend.
+
+    Args:
+        environ: variables that may have the address of the model's service.
+
+    Raises:
+        ConfigError: `config_invalid`, the shipped host is unknown, or a setting is wrong.
+        PolicyError: `policy_invalid`, a credential store is unknown.
+    """
+    host, where = declared.host or name, f"the options of [backends.{name}]"
+    argv = tuple(declared.command or ()) or shipped_command(host)
+    agent = service = None
+    if declared.command is not None:
+        pass
+    elif host == presets.HOST:
+        options = presets.with_address(declared.options, environ)
+        service = presets.read_options(options, f"backends.{name}.options")
+    elif host == ACP or host not in OWN:
+        row = "" if host == ACP else host
+        agent = rows.agent_of(find_shared("hosts"), row, declared.options, declared.env, where, environ)
+        argv = (*(argv if host == ACP else argv[:-1]), agent.name)
+    elif declared.options:
+        raise ConfigError("config_invalid", f"{where}: {host!r} takes none", hint="remove them")
+    stores = frozenset[str]()
+    if declared.credentials:
+        stores = read_names(declared.credentials, f"[backends.{name}] credentials")
+    if agent is not None and agent.own_state:
+        stores |= {agent.name}
+    return BackendRow(argv, agent, service, held_key_of(name, declared, settings, agent, service), stores)
+
+
 def _from_settings(
     name: str, declared: BackendSettings, settings: Settings, environ: Mapping[str, str]
 ) -> ProcessBackend:
-    secrets: list[str] = []
-    env = _own_variables(name, declared, environ, secrets)
-    argv = tuple(declared.command or ()) or shipped_command(declared.host or name)
-    agent, service = _asks(name, declared, {**environ, **env})
-    if service is not None:
-        env |= _of_service(name, service, env, environ)
-        options = presets.with_address(declared.options, {**environ, **env})
-        env[presets.OPTIONS] = msgspec.json.encode(options).decode()
-        secrets += [env[variable] for variable in service.variables]
-    if agent is not None:
-        argv = (*(argv[:-1] if (declared.host or name) != ACP else argv), agent.name)
-        env[rows.OPTIONS] = msgspec.json.encode(agent).decode()
-        env.pop(agent.base_url_env or "", None)  # The host sets this variable, from its options.
-        key = env.get(agent.key_env or "", environ.get(agent.key_env or ""))
-        if agent.key_env is not None and key:
-            env[agent.key_env] = key
+    whose, secrets = f"backend {name!r}", list[str]()
+    env = resolved(whose, declared.env, environ, secrets)
+    seen = {**environ, **env}
+    row = read_row(name, declared, settings, seen)
+    if row.service is not None:
+        env[presets.OPTIONS] = msgspec.json.encode(presets.with_address(declared.options, seen)).decode()
+        known = {one: value for one, value in seen.items() if value}
+        fix = ", or name another with key_env"
+        env |= {key: variable(whose, key, known, secrets, hint=fix) for key in row.service.variables}
+    if row.agent is not None:
+        env[rows.OPTIONS] = msgspec.json.encode(row.agent).decode()
+        env.pop(row.agent.base_url_env or "", None)  # The host sets this variable, from its options.
+        if row.agent.key_env is not None and (key := seen.get(row.agent.key_env)):
+            env[row.agent.key_env] = key
             secrets.append(key)
-        if agent.sessions:
+        if row.agent.sessions:
             env[rows.STATE] = str(home_path(environ) / "agents" / name)
-    held_key, endpoints = held_key_of(name, declared, settings, agent, service), declared.endpoints
-    if held_key is None:  # A host behind a proxy reaches the service through it.
-        endpoints += agent.endpoints if agent is not None else (service.endpoint,) if service is not None else ()
-    servers = [] if declared.remote else _servers(name, declared, settings, environ, secrets)
-    if held_key is not None:
-        check_key(name, held_key.variable, env.get(held_key.variable, "").strip(), servers)
+    servers = () if declared.remote else server_rows(settings.mcp_servers, declared.options, environ, secrets)
+    if row.held_key is not None:
+        check_key(name, row.held_key.variable, env.get(row.held_key.variable, "").strip(), servers)
     return ProcessBackend(
         id=name,
-        argv=argv,
+        argv=row.argv,
         env=env,
         secrets=tuple(secrets),
         limits=declared.limits_over(settings.limits),
         remote=declared.remote,
         is_ours=declared.command is None,
         writable=tuple(f"{user_folder(environ)}{path[1:]}" if path[:1] == "~" else path for path in declared.writable),
-        endpoints=endpoints,
-        open_stores=_open_stores(name, declared, agent),
-        agent=agent,
-        held_key=held_key,
-        servers_given=tuple(servers),
-        servers_required=tuple(row["name"] for row in servers if settings.mcp_servers[row["name"]].required),
+        endpoints=declared.endpoints + row.endpoints,
+        open_stores=row.open_stores,
+        agent=row.agent,
+        held_key=row.held_key,
+        servers_given=servers,
+        servers_required=tuple(one["name"] for one in servers if settings.mcp_servers[one["name"]].required),
     )
-
-
-def _own_variables(
-    name: str, declared: BackendSettings, environ: Mapping[str, str], secrets: list[str]
-) -> dict[str, str]:
-    """Return the backend's `env`; a value `$NAME` is replaced by our variable of that name, and added to `secrets`.
-
-    Raises:
-        BackendError: `backend_unavailable`, a variable that a value names is not set.
-    """
-    env: dict[str, str] = {}
-    for variable, value in declared.env.items():
-        if value.startswith("$"):
-            if value[1:] not in environ:
-                fact = f"backend {name!r} needs the environment variable {value[1:]}, which is not set"
-                raise BackendError("backend_unavailable", fact, hint=f"export {value[1:]}=…")
-            value = environ[value[1:]]
-            secrets.append(value)
-        env[variable] = value
-    return env
-
-
-def _servers(
-    name: str, declared: BackendSettings, settings: Settings, environ: Mapping[str, str], secrets: list[str]
-) -> list[dict[str, Any]]:
-    """Return a row for each configured MCP server, unless the backend's options define one of that name.
-
-    Raises:
-        BackendError: `backend_unavailable`, a variable that a server needs is not set.
-    """
-    rows = declared.options.get("mcp_servers")
-    own = {row.get("name") for row in rows if isinstance(row, dict)} if isinstance(rows, list) else set()
-    wanted = {server: asked for server, asked in settings.mcp_servers.items() if server not in own}
-    return [server_row(server, asked, environ, secrets) for server, asked in wanted.items()]
-
-
-def server_row(server: str, asked: ServerSettings, environ: Mapping[str, str], secrets: list[str]) -> dict[str, Any]:
-    """Return a configured MCP server as a row of an order; add its resolved values to `secrets`.
-
-    Raises:
-        BackendError: `backend_unavailable`, a variable that it needs is not set.
-    """
-    row: dict[str, Any] = {"name": server}
-    if asked.command is not None:
-        row |= {"command": asked.command[0], "args": list(asked.command[1:])}
-    else:
-        row["url"] = asked.url
-    if asked.tool_s is not None:
-        row["tool_ms"] = round(asked.tool_s * 1000)
-    for member, values in (("env", asked.env), ("headers", asked.headers)):
-        if values:
-            row[member] = {key: _resolved(server, value, environ, secrets) for key, value in values.items()}
-    return row
-
-
-def _resolved(server: str, value: str, environ: Mapping[str, str], secrets: list[str]) -> str:
-    if not value.startswith("$"):
-        return value
-    if value[1:] not in environ:
-        fact = f"the MCP server {server!r} needs the environment variable {value[1:]}, which is not set"
-        raise BackendError("backend_unavailable", fact, hint=f"export {value[1:]}=…")
-    secrets.append(environ[value[1:]])
-    return environ[value[1:]]
-
-
-def with_servers(order: WorkOrder, rows: Sequence[dict[str, Any]]) -> WorkOrder:
-    """Return an order with further MCP servers before its own; the order's own win over others of the same name."""
-    ordered = order.abp("mcp_servers")
-    own = ordered if isinstance(ordered, list | tuple) else ()
-    return order.with_abp("mcp_servers", [*rows, *own]) if rows else order
-
-
-def with_call_limit(order: WorkOrder, limit_s: float) -> WorkOrder:
-    """Return an order that gives every MCP server without a `tool_ms` this limit."""
-    rows = order.abp("mcp_servers")
-    if not rows or not isinstance(rows, list | tuple):
-        return order
-    return order.with_abp(
-        "mcp_servers", [{"tool_ms": round(limit_s * 1000), **row} for row in rows if isinstance(row, dict)]
-    )
-
-
-def _open_stores(name: str, declared: BackendSettings, agent: rows.AgentRow | None) -> frozenset[str]:
-    """Return the configured credential stores, and the agent's own store if its option `own_state` is set."""
-    opened = frozenset[str]()
-    if declared.credentials:
-        opened = read_names(declared.credentials, f"[backends.{name}] credentials")
-    return opened | {agent.name} if agent is not None and agent.own_state else opened
 
 
 def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
@@ -407,45 +358,9 @@ def option_faults(settings: Settings) -> Iterator[tuple[str, str]]:
     """
     for name, declared in settings.backends.items():
         try:
-            _open_stores(name, declared, None)
-            if declared.command is None:
-                shipped_command(declared.host or name)
-            held_key_of(name, declared, settings, *_asks(name, declared))
+            read_row(name, declared, settings, declared.env)
         except (ConfigError, PolicyError) as error:
             yield name, f"{error.message}; {error.hint}" if error.hint else error.message
-
-
-def _asks(
-    name: str, declared: BackendSettings, environ: Mapping[str, str] | None = None
-) -> tuple[rows.AgentRow | None, presets.Service | None]:
-    """Return the agent that a shipped host drives, or the service that it asks, or neither. Raises ConfigError."""
-    host, where = declared.host or name, f"the options of [backends.{name}]"
-    if declared.command is not None:
-        return None, None
-    if host == presets.HOST:
-        options = presets.with_address(declared.options, environ or declared.env)
-        return None, presets.read_options(options, f"backends.{name}.options")
-    if host == ACP or (host not in OWN and host in agents()):  # To read the table takes some 10 ms.
-        row, env = "" if host == ACP else host, environ or declared.env
-        return rows.agent_of(find_shared("hosts"), row, declared.options, declared.env, where, env), None
-    if declared.options:
-        raise ConfigError("config_invalid", f"{where}: {host!r} takes none", hint="remove them")
-    return None, None
-
-
-def _of_service(
-    name: str, service: presets.Service, env: Mapping[str, str], environ: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the variables with a service's keys, from the backend's `env` or else ours. Raises BackendError."""
-    found = {variable: env.get(variable, environ.get(variable, "")) for variable in service.variables}
-    missing = next((variable for variable, value in found.items() if not value), None)
-    if missing is not None:
-        raise BackendError(
-            "backend_unavailable",
-            f"backend {name!r} needs a key in the environment variable {missing}, which is not set",
-            hint=f"export {missing}=…, or name another with key_env",
-        )
-    return found
 
 
 def agents() -> Collection[str]:
@@ -499,25 +414,23 @@ def known(settings: Settings, environ: Mapping[str, str]) -> list[BackendStatus]
 
 
 def _status(name: str, settings: Settings, environ: Mapping[str, str]) -> BackendStatus:
+    command: tuple[str, ...] = ()
     try:
         backend = find(name, settings, environ)
+        command = backend.argv
+        if (fault := missing_program(backend, environ)) is not None:
+            raise fault
     except (BackendError, ConfigError) as error:
-        return BackendStatus(id=name, ready=False, why=error.message, fix=error.hint or "")
-    fault = missing_program(backend, environ)
-    if fault is not None:
-        return BackendStatus(id=name, ready=False, why=fault.message, fix=fault.hint or "", command=backend.argv)
-    fix = too_old(backend, environ) or _without_key(backend)
-    return BackendStatus(id=name, ready=True, fix=fix, command=backend.argv)
+        return BackendStatus(id=name, ready=False, why=error.message, fix=error.hint or "", command=command)
+    fix = _too_old(backend, environ) or _without_key(backend)
+    return BackendStatus(id=name, ready=True, fix=fix, command=command)
 
 
-def too_old(backend: ProcessBackend, environ: Mapping[str, str]) -> str:
+def _too_old(backend: ProcessBackend, environ: Mapping[str, str]) -> str:
     """Return why an agent's program is too old, and the fix; empty if its version is new enough or unknown."""
-    agent, search = backend.agent, backend.env.get("PATH", environ.get("PATH"))
-    path = backend.agent_path({} if search is None else {"PATH": search})
-    if agent is None or agent.oldest is None or path is None:
-        return ""
-    version = version_at(path)
-    if version is None or not is_older(version, agent.oldest):
+    agent, path = backend.agent, backend.agent_path({**environ, **backend.env})
+    version = version_at(path) if path is not None else None
+    if agent is None or agent.oldest is None or version is None or not is_older(version, agent.oldest):
         return ""
     return f"{path} is {version}, older than {agent.oldest}; install it: {agent.install}"
 
@@ -533,17 +446,15 @@ def _without_key(backend: ProcessBackend) -> str:
 
 def missing_program(backend: ProcessBackend, environ: Mapping[str, str]) -> BackendError | None:
     """Return the error for a program of the backend that is not on this machine; None if all are there."""
-    search = backend.env.get("PATH", environ.get("PATH"))
-    if _found(backend.argv[0], search) is None:
-        fix = f"install it, or correct the command of [backends.{backend.id}]"
-        return BackendError("backend_unavailable", f"{backend.argv[0]} is not found or not executable", hint=fix)
-    agent = backend.agent
-    if agent is None or backend.agent_path({} if search is None else {"PATH": search}) is not None:
-        return None
-    fix = f'name its path: options = {{ program = "PATH" }} in [backends.{backend.id}]'
-    if agent.install:
-        fix = f"install it: {agent.install}; or {fix}"
-    return BackendError("backend_unavailable", f"{agent.program} is not found or not executable", hint=fix)
+    env = {**environ, **backend.env}
+    program, fix = backend.argv[0], f"install it, or correct the command of [backends.{backend.id}]"
+    if shutil.which(program, path=env.get("PATH")) is not None:
+        if backend.agent is None or backend.agent_path(env) is not None:
+            return None
+        program, install = backend.agent.program, backend.agent.install
+        fix = f'name its path: options = {{ program = "PATH" }} in [backends.{backend.id}]'
+        fix = f"install it: {install}; or {fix}" if install else fix
+    return BackendError("backend_unavailable", f"{program} is not found or not executable", hint=fix)
 
 
 PARENTS_MAX: Final = 4
@@ -570,30 +481,3 @@ def is_older(version: str, oldest: str) -> bool:
         return [int(part) if part.isdigit() else 0 for part in text.partition("-")[0].split(".")]
 
     return numbers(version) < numbers(oldest)
-
-
-def servers_of(env: Mapping[str, str], ordered: object) -> dict[str, tuple[str, ...]]:
-    """Collect the MCP servers that a host's agent is to start: name → the words of its row that may name files.
-
-    A row that cannot be read is left to the host to name.
-
-    Args:
-        env: the host's; its options have the configured servers.
-        ordered: the order's `config.vendor.abp.mcp_servers`, unread.
-    """
-    listed: list[object] = []
-    with suppress(msgspec.DecodeError, RecursionError):
-        listed += msgspec.json.decode(env.get(rows.OPTIONS, "{}"), type=_Configured).mcp_servers
-    listed += ordered if isinstance(ordered, list | tuple) else ()
-    found: dict[str, tuple[str, ...]] = {}
-    for row in listed:
-        with suppress(msgspec.ValidationError):
-            server = msgspec.convert(row, rows.McpServer)
-            lists = (part for value in server.env.values() for part in value.split(os.pathsep))
-            words = (server.command, *server.args, *lists)
-            found[server.name] = tuple(word for word in words if word and "\0" not in word)
-    return found
-
-
-class _Configured(msgspec.Struct):
-    mcp_servers: list[object] = []

@@ -20,8 +20,9 @@ from backplane.contract.work import OF_QUEUE, WITHOUT_ROUTER, WorkOrder
 from backplane.errors import CapabilityError, ConfigError
 from backplane.policy.capabilities import negotiate, refusal, supplied
 from backplane.receipts.build import RunState
-from backplane.runtime.backends import Backend, ProcessBackend, with_call_limit, with_servers
+from backplane.runtime.backends import Backend, ProcessBackend
 from backplane.runtime.hooks import CAPABILITY, SUBAGENT, Hook, below
+from backplane.runtime.servers import with_call_limit, with_servers
 
 if TYPE_CHECKING:
     from backplane.runtime.instructions import ProjectInstructions
