@@ -2,14 +2,13 @@
 
 A child's share is fixed when the child starts: its row is checked and written in one transaction, so any number of
 processes keep to one budget. When another child asks, the row is settled from the child's receipt, which frees what the
-child did not use; a killed process therefore leaves nothing to repair.
+child did not use. A process that was killed before its run had a folder keeps its share.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -47,8 +46,7 @@ CREATE TABLE IF NOT EXISTS shares (
   parent TEXT NOT NULL,
   usd_micros INTEGER NOT NULL,
   tokens INTEGER NOT NULL,
-  settled INTEGER NOT NULL,
-  pid INTEGER NOT NULL
+  settled INTEGER NOT NULL
 )
 """
 
@@ -62,12 +60,6 @@ _ANSWERS: Final = (AssistantDelta, AssistantMessage, ToolCall, FileChanged, Comm
 
 COUNTED: Final = frozenset({"complete", "partial", "budget", "max_turns"})
 """Ends of a run whose reported usage is complete; after any other end, a last call may be missing."""
-
-RULE: Final = (
-    "its share was reserved before it started; its agent reports usage afterwards, so the call of its model that used "
-    "it up goes beyond it, and one that was begun before it was ended; settled by the receipt: what is unknown, or was "
-    "cut off, counts as all that was reserved"
-)
 
 _OWN: Final = {"usd_micros": "max_budget_usd", "tokens": "budget_tokens"}
 """Kinds of amounts → the settings that limit them for an order's own agent."""
@@ -158,12 +150,11 @@ def after_run(store: Store, order: WorkOrder, run_id: str, used: Amount) -> Work
             fact = f"{words} are used up ({name}, one for all attempts of the order)"
             raise PolicyError("policy_denied", fact, hint=f"raise {name}")
     order = _with_budget(order, own.minus(used))
-    if below == Amount():
-        return order
-    with _opened(store.home) as connection, transaction(connection):
-        left = below.minus(_used(connection, store, run_id))
-    for name, has in left._asdict().items():
-        order = order if has is None else order.with_abp(f"children_budget_{name}", max(has, 0))
+    if below != Amount():
+        with _opened(store.home) as connection:
+            left = below.minus(_used(connection, store, run_id))
+        for name, has in left._asdict().items():
+            order = order if has is None else order.with_abp(f"children_budget_{name}", max(has, 0))
     return order
 
 
@@ -184,11 +175,11 @@ def reserve(store: Store, order: WorkOrder, run_id: str) -> tuple[WorkOrder, dic
     check_settings(order)
     parent = order.abp("parent")
     limit, own, below = _limit_of(store, parent), own_budget(order), children_budget(order)
-    with _opened(store.home) as connection, transaction(connection):
+    with _opened(store.home) as connection:
         left = limit.minus(_used(connection, store, parent))
         share = Amount(*map(_share, Amount._fields, left, own, below))
-        row = (run_id, parent, share.usd_micros or 0, share.tokens or 0, os.getpid())
-        connection.execute("INSERT INTO shares VALUES (?, ?, ?, ?, 0, ?)", row)
+        row = (run_id, parent, share.usd_micros or 0, share.tokens or 0)
+        connection.execute("INSERT INTO shares VALUES (?, ?, ?, ?, 0)", row)
     missing = (None if has is not None else less for has, less in zip(own, share.minus(below), strict=True))
     after = left.minus(share)
     return _with_budget(order, Amount(*missing)), {
@@ -197,7 +188,6 @@ def reserve(store: Store, order: WorkOrder, run_id: str) -> tuple[WorkOrder, dic
         "left_usd_micros": after.usd_micros,
         "reserved_tokens": share.tokens,
         "left_tokens": after.tokens,
-        "rule": RULE,
     }
 
 
@@ -239,48 +229,41 @@ def _limit_of(store: Store, parent: object) -> Amount:
 
 def _used(connection: sqlite3.Connection, store: Store, parent: str) -> Amount:
     """Settle the children that have ended, and return what all children have used or may still use."""
-    open_shares = "SELECT run_id, usd_micros, tokens, pid FROM shares WHERE parent = ? AND settled = 0"
-    for run_id, usd_micros, tokens, pid in connection.execute(open_shares, (parent,)).fetchall():
-        if (used := _settled(store, run_id, Amount(usd_micros, tokens), pid)) is not None:
+    open_shares = "SELECT run_id, usd_micros, tokens FROM shares WHERE parent = ? AND settled = 0"
+    for run_id, *share in connection.execute(open_shares, (parent,)).fetchall():
+        if store.has(run_id):
+            used = _used_of(store, run_id, Amount(*share))
             settle = "UPDATE shares SET usd_micros = ?, tokens = ?, settled = 1 WHERE run_id = ?"
             connection.execute(settle, (*used, run_id))
     total = "SELECT coalesce(sum(usd_micros), 0), coalesce(sum(tokens), 0) FROM shares WHERE parent = ?"
     return Amount(*connection.execute(total, (parent,)).fetchone())
 
 
-def _settled(store: Store, run_id: str, share: Amount, pid: int) -> Amount | None:
-    """Return what a child has used, at least its share if the usage is uncertain; None while the child may continue."""
-    if not store.has(run_id):
-        # A child without a run folder, and with a dead control plane, never began: it used nothing.
-        return None if os.path.lexists(store.folder(run_id)) or _is_alive(pid) else Amount(0, 0)
+def _used_of(store: Store, run_id: str, share: Amount) -> Amount:
+    """Return what a child that has ended has used; at least its share if the usage is uncertain."""
     run = of_row(store, store.find(run_id))
     if run.reason == "refused":
         return Amount(0, 0)
     used = Amount(run.cost_usd_micros, _tokens(run.input_tokens, run.output_tokens))
-    if run.reason not in COUNTED:  # The reported usage may lack a last call.
-        return Amount(*(max(known or 0, most or 0) for known, most in zip(used, share, strict=True)))
-    return Amount(*(most if known is None else known for known, most in zip(used, share, strict=True)))
-
-
-def _is_alive(pid: int) -> bool:
-    """Return True if a process has this pid; if it is another process, a share is only kept longer."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+    is_whole = run.reason in COUNTED  # Otherwise the reported usage may lack a last call.
+    return Amount(
+        *(
+            known if is_whole and known is not None else max(known or 0, most or 0)
+            for known, most in zip(used, share, strict=True)
+        )
+    )
 
 
 @contextmanager
 def _opened(home: Path) -> Iterator[sqlite3.Connection]:
+    """Open the database of shares for one transaction."""
     path = home / FILE
     with translated(path):
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute(_TABLE)
-            yield connection
+            with transaction(connection):
+                yield connection
         finally:
             connection.close()

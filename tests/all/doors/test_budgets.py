@@ -140,8 +140,6 @@ def test_many_processes_keep_to_one_budget(backplane_home: Path) -> None:
             taken(store, child(parent, 0.04))
         for taker in takers:
             taker.communicate(timeout=10)
-        # None of these became a run, and all who took them are gone: nothing of it was spent.
-        assert taken(store, child(parent, 1.0))["left_usd_micros"] == 0
 
 
 @pytest.mark.parametrize("cost", [None, 0.0, 0.25, 2.0])
@@ -152,8 +150,7 @@ def test_many_processes_keep_to_one_budget(backplane_home: Path) -> None:
 def test_what_is_not_known_is_never_counted_as_nothing(backplane_home: Path, reason: str, cost: float | None) -> None:
     run_id = stored(backplane_home, "b", cost=cost, usage_raw={"backplane": {"end": {"reason": reason}}})
     with Store.open(backplane_home) as store:
-        ended = budgets._settled(store, run_id, budgets.Amount(DOLLAR, 0), os.getpid())
-    assert ended is not None
+        ended = budgets._used_of(store, run_id, budgets.Amount(DOLLAR, 0))
     counted = ended.usd_micros
     told = {"complete", "partial", "budget", "max_turns"}
     if reason == "refused":
@@ -352,10 +349,9 @@ def test_agents_that_report_afterwards_go_one_call_beyond_their_share(
 
     ended = anyio.run(whole)
     for run in ended:
-        used, own = run.receipt.usage, run.receipt.backplane["budget"]
+        used = run.receipt.usage
         assert run.end is not None
         assert run.end.reason == "budget"
-        assert own["rule"].startswith("its share was reserved before it started")
         calls = ((used.input_tokens or 0) + (used.output_tokens or 0)) // 1_000
         assert calls == 3, "two are its share, the third ends it"
 
