@@ -51,7 +51,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         line_bytes_max: Maximum length of a line of the protocol; images in base64 need more than 1 MiB.
         runs_max: Maximum number of runs at once; each may be an agent of 200 MB, and a laptop must have room for all.
         warm_max: Maximum number of started hosts that wait for an order; 0 starts each host when its order comes.
-        warm_s: Time that a started host waits for an order; enough for a pause between two turns.
         workspace_bytes_max: Maximum size of a staged copy; larger than big repositories, smaller than a disk.
         workspace_files_max: Maximum number of files in a staged copy; the largest known repositories have far fewer.
     """
@@ -65,7 +64,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     line_bytes_max: Count = 16 * 1024 * 1024
     runs_max: Count = 32
     warm_max: Annotated[int, msgspec.Meta(ge=0)] = 4
-    warm_s: Seconds = 300.0
     workspace_bytes_max: Count = 20 * 1024**3
     workspace_files_max: Count = 1_000_000
 

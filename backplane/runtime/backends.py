@@ -133,10 +133,9 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         """A hash of all that may change the hello: command, size and time of its files, agent, variables."""
-        words = [*self.argv, *((self.agent.program,) if self.agent is not None else ())]
-        return hashlib.sha256(
-            repr(([(word, *_stamp(word)) for word in words], sorted(self.env.items()))).encode()
-        ).hexdigest()
+        words = self.argv if self.agent is None else (*self.argv, self.agent.program)
+        seen = [(word, *_stamp(word)) for word in words], sorted(self.env.items())
+        return hashlib.sha256(repr(seen).encode()).hexdigest()
 
     def command(self, order: WorkOrder, environ: Mapping[str, str]) -> StartCommand:
         """Return the host's command before a key proxy changes it. Raises ConfigError if the order sets the key."""
@@ -154,9 +153,8 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
         if self.agent is None:
             return None
         # Relative folders of PATH would be below the workspace, where no program is looked for.
-        search = (
-            None if env.get("PATH") is None else os.pathsep.join(filter(os.path.isabs, env["PATH"].split(os.pathsep)))
-        )
+        path = env.get("PATH")
+        search = path if path is None else os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
         return shutil.which(self.agent.program, path=search)
 
     def open(

@@ -73,43 +73,38 @@ async def _open_memory(serve: Serve) -> AsyncIterator[Link]:
 
 
 class _MemoryLink:
-    def __init__(self, stdin: int, stdout: int, out: int) -> None:
-        self.stdin = stdin
-        self.stdout = stdout
-        self._out = out
-        """The function's own end of `stdout`."""
-        self.pid = os.getpid()
-        self.start = 0
-        self.exit: Exit | None = None
-        self.stderr_dropped = 0
-        self.swept = 0
-        self.guard_lost = False
-        self.fault: Exception | None = None
-        self.scope = anyio.CancelScope()
-        self._tail = b""
-        self._ended = anyio.Event()
-        self._on_exit: Callable[[], None] | None = None
-        self._step: anyio.CancelScope | None = None
+    """The connection to a function of this process.
 
-    @property
-    def stderr_tail(self) -> bytes:
-        return self._tail
+    Args:
+        out: the function's own end of `stdout`.
+    """
+
+    start = stderr_dropped = swept = 0  # A function has no process of its own.
+    fault: Exception | None = None
+
+    def __init__(self, stdin: int, stdout: int, out: int) -> None:
+        self.stdin, self.stdout, self._out = stdin, stdout, out
+        self.pid = os.getpid()
+        self.exit: Exit | None = None
+        self.guard_lost = False
+        self.stderr_tail = b""
+        self._scope, self._step = anyio.CancelScope(), anyio.CancelScope()
+        self._ended = anyio.Event()
+        self._on_exit: Callable[[], object] = bool
 
     async def run(self, serve: Serve, stdin: int, stdout: int) -> None:
         code = 1
         try:
-            with self.scope:
+            with self._scope:
                 await serve(stdin, stdout)
                 code = 0
         except Exception as error:  # As for a child, a bug gives an exit code and a text on stderr.
-            self._tail = "\n".join(_words(error)).encode("utf-8", "backslashreplace")
+            self.stderr_tail = "\n".join(_words(error)).encode("utf-8", "backslashreplace")
         finally:
             self.exit = Exit(code=code)
             self._ended.set()
-            if self._step is not None:
-                self._step.cancel()
-            if self._on_exit is not None:
-                self._on_exit()
+            self._step.cancel()
+            self._on_exit()
             os.close(stdin)
             os.close(stdout)
 
@@ -135,15 +130,15 @@ class _MemoryLink:
         Its further output is discarded.
         """
         with anyio.CancelScope(shield=True):
-            if cancel is not None and self.exit is None:
-                with anyio.move_on_after(grace_s) as self._step:
+            if cancel is not None:
+                with self._step, anyio.move_on_after(grace_s):
                     await cancel(grace_s)
             self.close_stdin()
             await self.wait(LADDER_STEP_S)
-            self.scope.cancel()
+            self._scope.cancel()
             if await self.wait(LADDER_STEP_S) is None:
                 self.guard_lost = True
-                self._tail = b"the host's function ignored its cancellation and was left behind in this process"
+                self.stderr_tail = b"the host's function ignored its cancellation and was left behind in this process"
                 with open(os.devnull, "wb") as nowhere:  # noqa: ASYNC230
                     os.dup2(nowhere.fileno(), self._out, inheritable=False)
 

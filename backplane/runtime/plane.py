@@ -117,7 +117,7 @@ class ControlPlane:
         """Keep hosts waiting for later orders, within the limits, until the control plane or the loop is closed."""
         limits = self.settings.limits
         # With telemetry, a host's environment names its run, so the host cannot wait for another run.
-        self.warm = WarmHosts(limits.warm_max, limits.warm_s) if limits.warm_max and self.sender is None else None
+        self.warm = WarmHosts(limits.warm_max) if limits.warm_max and self.sender is None else None
 
     async def __aexit__(self, *_: object) -> None:
         self._closed = True

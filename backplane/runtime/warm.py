@@ -24,6 +24,9 @@ from backplane.process.aio import LoopTask
 from backplane.runtime.backends import Link, ProcessBackend
 from backplane.runtime.setup import HostSetup
 
+WAIT_S: Final = 300.0
+"""Seconds that a started host waits for an order: enough for a pause between two turns."""
+
 KINDS_MAX: Final = 64
 """Number of fingerprints remembered; an order whose fingerprint was forgotten counts as the first again."""
 
@@ -65,39 +68,37 @@ class WarmHost:
     """A host that waits for an order in its own task; cancelling the task ends the host.
 
     Args:
-        key: fingerprint of the order that the host waits for.
-        wait_s: maximum seconds that the host waits.
+        setup: the host's setup; its `key` is the fingerprint of the order that the host waits for.
         ended: called with this host once it has ended.
     """
 
-    def __init__(self, setup: HostSetup, key: str, wait_s: float, ended: Callable[[WarmHost], object]) -> None:
-        self.setup, self.key = setup, key
-        self._wait_s, self._ended = wait_s, ended
+    def __init__(self, setup: HostSetup, ended: Callable[[WarmHost], object]) -> None:
+        self.setup, self._ended = setup, ended
+        self.is_free, self.is_taken = True, False
         self._link: Link | None = None
         self._started = anyio.Event()
-        self._is_wanted = self.is_taken = False
         self.task = LoopTask(self._live)
 
-    @property
-    def waits(self) -> bool:
-        """True if the host is free: no run wants it, and it is not ending."""
-        return not self._is_wanted and not self.task.scope.cancel_called
+    def end(self) -> None:
+        """Begin to end the host."""
+        self.is_free = False
+        self.task.scope.cancel()
 
     async def _live(self) -> None:
         scope = self.task.scope
         try:
             await self.setup.plan(None)
-            self.setup.key = await anyio.to_thread.run_sync(fingerprint, self.setup)
-            async with self.setup.open(None) as self._link:
-                self._link.call_on_exit(scope.cancel)
-                scope.deadline = anyio.current_time() + self._wait_s
-                self._started.set()
-                await anyio.sleep_forever()
+            if await anyio.to_thread.run_sync(fingerprint, self.setup) == self.setup.key:
+                async with self.setup.open(None) as self._link:
+                    self._link.call_on_exit(self.end)
+                    scope.deadline = anyio.current_time() + WAIT_S
+                    self._started.set()
+                    await anyio.sleep_forever()
         except Exception:  # The next run that starts such a host gets the error again and reports it.
             if self.is_taken:
                 raise
         finally:
-            scope.cancel()
+            self.end()
             self._started.set()
             if not self.is_taken:
                 with anyio.CancelScope(shield=True):
@@ -105,15 +106,14 @@ class WarmHost:
             self._ended(self)
 
     async def claim(self) -> bool:
-        """Take the host for a run once it has started; return False if it has ended or its setup is another."""
-        self._is_wanted, scope = True, self.task.scope
+        """Take the host for a run once it has started; return False if it has ended or could not be started."""
+        self.is_free, scope = False, self.task.scope
         try:
             await self._started.wait()
         except BaseException:
-            scope.cancel()
+            self.end()
             raise
-        if self._link is None or scope.cancel_called or self.setup.key != self.key:
-            scope.cancel()
+        if self._link is None or scope.cancel_called:
             return False
         self._link.call_on_exit(lambda: None)  # From now on, the run watches for its exit.
         self.is_taken, scope.deadline = True, math.inf
@@ -126,7 +126,7 @@ class WarmHost:
         try:
             yield self._link
         finally:
-            self.task.scope.cancel()
+            self.end()
             await self.task.wait()
 
 
@@ -135,11 +135,10 @@ class WarmHosts:
 
     Args:
         most: maximum number of waiting hosts; one more ends the oldest.
-        wait_s: maximum seconds that a host waits.
     """
 
-    def __init__(self, most: int, wait_s: float) -> None:
-        self._most, self._wait_s = most, wait_s
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._hosts: list[WarmHost] = []
         """Hosts that have not ended, the oldest first."""
         self._seen = deque[str](maxlen=KINDS_MAX)
@@ -147,27 +146,28 @@ class WarmHosts:
 
     async def take(self, setup: HostSetup) -> WarmHost | None:
         """Take a host with the same setup once it has started; return None if there is none."""
-        key = setup.key = await anyio.to_thread.run_sync(fingerprint, setup)
-        host = next((host for host in self._hosts if host.waits and host.key == key), None)
+        setup.key = await anyio.to_thread.run_sync(fingerprint, setup)
+        host = next((host for host in self._hosts if host.is_free and host.setup.key == setup.key), None)
         return host if host is not None and await host.claim() else None
 
     def expect(self, setup: HostSetup) -> None:
         """Start a host for the next order like this one, if an earlier order had the same fingerprint."""
-        key, waiting = setup.key, [host for host in self._hosts if host.waits]
-        if key is None or any(host.key == key for host in waiting):
+        key, waiting = setup.key, [host for host in self._hosts if host.is_free]
+        if key is None or any(host.setup.key == key for host in waiting):
             return
         if key not in self._seen:
             self._seen.append(key)
             return
         if len(waiting) >= self._most:
-            waiting[0].task.scope.cancel()
+            waiting[0].end()
         following = HostSetup(setup.start, setup.order, setup.policy, str(uuid.uuid4()))
-        self._hosts.append(WarmHost(following, key, self._wait_s, self._hosts.remove))
+        following.key = key
+        self._hosts.append(WarmHost(following, self._hosts.remove))
 
     async def close(self) -> None:
         """End the hosts that no run has taken."""
         hosts = [host for host in self._hosts if not host.is_taken]
         for host in hosts:
-            host.task.scope.cancel()
+            host.end()
         for host in hosts:
             await host.task.wait()

@@ -21,6 +21,7 @@ from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, Wor
 from backplane.errors import BackplaneError
 from backplane.providers import ProviderRegistry, SessionConfig
 from backplane.receipts.store import Store
+from backplane.runtime import warm
 from backplane.runtime.plane import ControlPlane
 from backplane.testing import ModelServer
 from tests.peers import ROOT
@@ -154,12 +155,15 @@ async def test_a_host_is_taken_only_for_what_it_was_started_in(backplane_home: P
     assert below(os.getpid()) == []
 
 
-async def test_so_many_wait_for_so_long_and_none_where_none_is_wanted(backplane_home: Path, tmp_path: Path) -> None:
+async def test_so_many_wait_for_so_long_and_none_where_none_is_wanted(
+    backplane_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "WAIT_S", 1.5)
     backend = script(tmp_path, BODY)
     roots = [tmp_path / str(number) for number in range(4)]
     for root in roots:
         root.mkdir()
-    async with started(backplane_home, msgspec.structs.replace(QUICK, warm_max=2, warm_s=1.5)) as plane:
+    async with started(backplane_home, msgspec.structs.replace(QUICK, warm_max=2)) as plane:
         for root in (*roots, *roots):
             await one(plane, on(root), backend)
         await until(lambda: len(below(os.getpid())) == 4)  # Two hosts, each with its guard.
