@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,14 +19,13 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, Approval
 from backplane.errors import ProtocolError
 from backplane.policy import approvals
-from backplane.policy.capabilities import supplied
 from backplane.policy.remembered import remembered_by
 from backplane.protocol.lines import strict
 from backplane.protocol.messages import Events
 from backplane.receipts.build import RunState
 from backplane.runtime.checkpoints import RunCheckpoints
 from backplane.runtime.ending import RunEnding
-from backplane.runtime.events import RunRecord, now
+from backplane.runtime.events import RunRecord
 from backplane.runtime.hook_calls import call_function, log_raised
 from backplane.runtime.hooks import Hook, Hooks
 
@@ -78,12 +76,7 @@ class Approvals:
 
     def open_checkpoints(self, workspace: Workspace, run_dir: Path) -> None:
         """Have a checkpoint made before every tool that may write."""
-        say = functools.partial(self._record.report, "checkpoint")
-        self.checkpoints = RunCheckpoints(workspace, run_dir, now=now, say=say, keep=self._keep_checkpoints)
-
-    def _keep_checkpoints(self, made: dict[str, Json]) -> None:
-        self._facts.added["checkpoints"] = self._facts.clean_json(made)
-        self._facts.manifest = supplied(self._facts.manifest, ("checkpointing",))
+        self.checkpoints = RunCheckpoints(workspace, run_dir, self._facts, self._record)
 
     async def close(self) -> None:
         """Wait until no checkpoint is being made."""

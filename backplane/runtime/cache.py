@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -18,8 +17,9 @@ import msgspec
 
 from backplane.config import Limits, Settings
 from backplane.contract.work import REPLAY, WorkOrder
-from backplane.errors import BackplaneError, ConfigError
+from backplane.errors import BackplaneError, ConfigError, StoreError
 from backplane.policy.rules import compile_policy
+from backplane.receipts.journal import replace_file
 from backplane.runtime.backends import Backend
 from backplane.runtime.instructions import read_instructions
 from backplane.runtime.memory import ReplayBackend
@@ -95,10 +95,5 @@ def find_cached(home: Path, key: str) -> ReplayBackend | None:
 
 def keep(home: Path, key: str, run_id: str) -> None:
     """Store the id of a complete run as the answer for a key; a failed write is ignored. Blocks."""
-    folder = home / FOLDER
-    with suppress(OSError):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, fresh = tempfile.mkstemp(dir=folder)
-        with open(descriptor, "w") as file:
-            file.write(run_id)
-        os.replace(fresh, folder / key)
+    with suppress(StoreError):
+        replace_file(home / FOLDER / key, run_id.encode())

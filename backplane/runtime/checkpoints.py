@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,20 +15,17 @@ import msgspec
 from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json
 from backplane.errors import BackplaneError
+from backplane.policy.capabilities import supplied
 from backplane.policy.paths import TOOLS
 from backplane.policy.rules import tool_names
+from backplane.receipts.build import RunState
+from backplane.runtime.events import RunRecord, now
 
 if TYPE_CHECKING:
     from backplane.workspace import Workspace
 
-FAILURES_MAX: Final = 10
-"""Limit of failed checkpoints that a receipt lists; it counts them all."""
-
 _COMMAND: Final = "bash"
 """The tool whose input does not show which files it changes."""
-
-Say = Callable[[dict[str, Json], str], None]
-"""Adds an event of the control plane with a body and a line of text for people."""
 
 
 def may_write(ask: wire.Ask) -> bool:
@@ -49,31 +45,18 @@ class RunCheckpoints:
     Args:
         workspace: the workspace to save.
         run_dir: the run's folder, which stores the checkpoints.
-        now: returns the present time in the contract's format.
-        say: reports each checkpoint and each failure.
-        keep: called with the receipt's member `checkpoints` after each change.
+        record: reports each checkpoint and each failure.
     """
 
-    def __init__(
-        self,
-        workspace: Workspace,
-        run_dir: Path,
-        *,
-        now: Callable[[], str],
-        say: Say,
-        keep: Callable[[dict[str, Json]], None],
-    ) -> None:
+    def __init__(self, workspace: Workspace, run_dir: Path, facts: RunState, record: RunRecord) -> None:
         from backplane.workspace.checkpoints import Checkpoints  # Imported here, as most runs make none.
 
         self._kept = Checkpoints(workspace, run_dir)
-        self._now = now
-        self._say = say
-        self._keep = keep
+        self._facts, self._record = facts, record
+        self._failed = 0
         self._ended = False
         self._reading = anyio.Lock()
         """Locked while the workspace is read."""
-        self._failed: list[Json] = []
-        self._failures = 0
 
     async def close(self) -> None:
         """Make no further checkpoint, and wait until the current one is made."""
@@ -93,24 +76,20 @@ class RunCheckpoints:
                 if self._ended:
                     return
                 with anyio.CancelScope(shield=True):
-                    made = await anyio.to_thread.run_sync(self._kept.make, self._now())
+                    made = await anyio.to_thread.run_sync(self._kept.make, now())
         except BackplaneError as error:
-            self._failures += 1
-            if len(self._failed) < FAILURES_MAX:
-                self._failed.append({"at": self._now(), "ask": ask.id, "reason": error.message})
-            self._say({"what": "failed", "reason": error.message}, f"no checkpoint: {error.message}")
-            self._update()
+            self._failed += 1
+            self._report({"what": "failed", "reason": error.message}, f"no checkpoint: {error.message}")
             return
         if made is not None:
             body = {"what": "made", **msgspec.to_builtins(made)}
-            self._say(body, f"checkpoint {made.name} ({made.files} files differ from the start)")
-            self._update()
+            self._report(body, f"checkpoint {made.name} ({made.files} files differ from the start)")
 
-    def _update(self) -> None:
-        kept = self._kept
-        member: dict[str, Json] = {"made": [msgspec.to_builtins(one) for one in kept.made]}
-        if kept.dropped:
-            member["dropped"] = kept.dropped
-        if self._failures:
-            member["failed"], member["failures"] = self._failures, self._failed
-        self._keep(member)
+    def _report(self, body: dict[str, Json], message: str) -> None:
+        self._record.report("checkpoint", body, message)
+        counts = {"dropped": self._kept.dropped, "failed": self._failed}
+        member = {"made": msgspec.to_builtins(self._kept.made)} | {
+            name: count for name, count in counts.items() if count
+        }
+        self._facts.added["checkpoints"] = self._facts.clean_json(member)
+        self._facts.manifest = supplied(self._facts.manifest, ("checkpointing",))

@@ -77,7 +77,12 @@ def seal_run(
             _refuse_violation(facts, workspace, patch, end)
             is_due = facts.order.lane == "workspace_first" and workspace.mode == "staged" and end.reason == "complete"
             if is_due and journal is not None and patch.bytes and not facts.failed_on(added.get("claimed")):
-                _apply_lane(facts, journal, patch)
+                # Noted in the journal at once, so that the receipt shows it even if we are killed afterwards.
+                note = journal.note
+                applied = apply_patch(
+                    journal.folder, record_sha256=patch.record_sha256, done=lambda files: note(applied_fact(files))
+                )
+                facts.added["lane"] = {"applied": len(applied.files)}
     except Exception as caught:
         error = facts.redactor.error(unforeseen(caught))
         end = lowered(end, error)
@@ -185,14 +190,6 @@ def _refuse_violation(facts: RunState, workspace: Workspace, patch: Patch, end: 
     if workspace.mode == "staged" and patch.bytes:
         hint = f"read the patch, then: backplane apply {facts.run_id[:8]} --accept-violations"
     raise PolicyError("policy_denied", f"the policy was not kept: {rows[0]['reason']}{more}", hint=hint)
-
-
-def _apply_lane(facts: RunState, journal: Journal, patch: Patch) -> None:
-    # Noted in the journal at once, so that the receipt shows it even if we are killed afterwards.
-    applied = apply_patch(
-        journal.folder, record_sha256=patch.record_sha256, done=lambda files: journal.note(applied_fact(files))
-    )
-    facts.added["lane"] = {"applied": len(applied.files)}
 
 
 def _refuse_loss(facts: RunState, workspace: Workspace, patch: Patch) -> None:

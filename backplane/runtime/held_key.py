@@ -5,9 +5,9 @@ The proxy is in `sandbox.key_proxy`, and its guarantees are in `contracts/isolat
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,9 +19,8 @@ from backplane.process.launch import StartCommand
 from backplane.upstream import presets
 
 if TYPE_CHECKING:
+    from backplane.runtime.backends import Link, Opener
     from backplane.sandbox.key_proxy import KeyUse
-
-Link = TypeVar("Link")
 
 
 class HeldKey(msgspec.Struct, frozen=True):
@@ -100,14 +99,8 @@ def _without_proxy(name: str, why: str) -> ConfigError:
     return ConfigError("config_invalid", f"[backends.{name}] key_proxy has no effect: {why}", hint=fix)
 
 
-Start = Callable[[StartCommand, tuple[str, ...]], AbstractAsyncContextManager[Link]]
-"""Starts a command that may connect to the given addresses."""
-
-
 @asynccontextmanager
-async def behind_proxy(
-    held: HeldKey, command: StartCommand, start: Start[Link], use: KeyUse | None
-) -> AsyncIterator[Link]:
+async def behind_proxy(held: HeldKey, command: StartCommand, start: Opener, use: KeyUse | None) -> AsyncIterator[Link]:
     """Run the proxy that has the key, and the host with a placeholder for the key, during the block.
 
     Args:
