@@ -19,7 +19,7 @@ from backplane.contract.events import (
 )
 from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.errors import BackendError, ConfigError
-from backplane.runtime import backends
+from backplane.runtime import backends, readiness
 from backplane.testing import ModelServer, Turn
 from tests.api_agent import KEY, LIMITS, api, call, everything, job, of, solve
 from tests.peers import PLAIN, PYTHON, ROOT, Child
@@ -148,13 +148,13 @@ def configured(**options: Any) -> Settings:
 
 async def test_a_backend_without_its_key_is_not_ready_and_says_how_it_would_be() -> None:
     settings = configured(preset="anthropic")
-    status = next(status for status in backends.known(settings, {}) if status.id == "agent")
+    status = next(status for status in readiness.known(settings, {}) if status.id == "agent")
     assert not status.ready
     assert "ANTHROPIC_API_KEY" in status.why
     assert "export ANTHROPIC_API_KEY" in status.fix
     status = next(
         status
-        for status in backends.known(settings, {"ANTHROPIC_API_KEY": "k", "PATH": os.environ["PATH"]})
+        for status in readiness.known(settings, {"ANTHROPIC_API_KEY": "k", "PATH": os.environ["PATH"]})
         if status.id == "agent"
     )
     assert status.ready
@@ -165,7 +165,7 @@ def test_the_services_of_the_guide_are_ready_once_their_keys_are_set(tmp_path: P
     block = next(block for block in re.findall(r"^```toml\n(.*?)^```$", page, re.S | re.M) if "backends.mine" in block)
     settings = parse(block.encode(), source="agents.md", folder=tmp_path)
     environ = {"PATH": os.environ["PATH"], "ANTHROPIC_API_KEY": KEY}
-    ready = {status.id for status in backends.known(settings, environ) if status.ready}
+    ready = {status.id for status in readiness.known(settings, environ) if status.ready}
     assert {"sonnet", "mine"} <= ready
 
 

@@ -14,7 +14,7 @@ import pytest
 from backplane.config import BackendSettings, Limits, Settings
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError
-from backplane.runtime import backends
+from backplane.runtime import backends, readiness
 from backplane.runtime.backends import ProcessBackend
 from backplane.runtime.memory import MemoryBackend
 
@@ -104,7 +104,7 @@ def test_every_backend_is_listed_ready_or_not_with_what_to_do() -> None:
         keyless=BackendSettings(command=("/bin/cat",), env={"KEY": "$OUR_KEY"}),
         wrong=BackendSettings(host="nobody"),
     )
-    listed = {status.id: status for status in backends.known(own, {"PATH": os.environ["PATH"]})}
+    listed = {status.id: status for status in readiness.known(own, {"PATH": os.environ["PATH"]})}
     assert list(listed) == sorted(listed)
     assert {name for name, status in listed.items() if status.ready} >= {"mock", "shell"}
     for name in ("absent", "keyless", "wrong"):
@@ -284,7 +284,7 @@ def test_an_agent_is_not_ready_where_its_host_would_not_look(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     found = backends.find("claude", Settings(), {"PATH": str(program.parent)})
     assert isinstance(found, ProcessBackend)
-    assert backends.missing_program(found, {"PATH": str(program.parent)}) is None
-    missing = backends.missing_program(found, {"PATH": "bin"})
+    assert readiness.missing_program(found, {"PATH": str(program.parent)}) is None
+    missing = readiness.missing_program(found, {"PATH": "bin"})
     assert missing is not None
     assert missing.code == "backend_unavailable"

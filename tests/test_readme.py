@@ -22,7 +22,7 @@ import pytest
 from backplane import config
 from backplane.cli import COMMANDS, GROUPS
 from backplane.cli.command import Parser, load
-from backplane.runtime import backends, hooks
+from backplane.runtime import hooks, readiness
 from backplane.testing import ModelServer
 from backplane.upstream.presets import PRESETS, read_options
 from bench import table as bench
@@ -204,7 +204,7 @@ def test_every_configuration_is_one(page: str, tmp_path: Path) -> None:
     for block in blocks("toml", page):
         settings = config.parse(block.encode(), source=page, folder=tmp_path)
         hooks.configured(settings.hooks)
-        known = {status.id: status for status in backends.known(settings, dict(os.environ))}
+        known = {status.id: status for status in readiness.known(settings, dict(os.environ))}
         assert set(settings.backends) <= set(known)
         assert settings.default_backend is None or settings.default_backend in known
         for name, backend in settings.backends.items():

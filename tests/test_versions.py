@@ -9,8 +9,8 @@ import pytest
 
 from backplane.cli.doctor import examine
 from backplane.config import BackendSettings, Settings
-from backplane.runtime import backends
-from backplane.runtime.backends import is_older, version_at
+from backplane.runtime import readiness
+from backplane.runtime.readiness import is_older, version_at
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_an_agent_that_is_too_old_is_named_with_the_node_it_wants(tmp_path: Path
     assert version_at(str(link)) == version
     environ = {"PATH": str(tmp_path), "HOME": str(tmp_path), "ANTHROPIC_API_KEY": "k" * 20}
     settings = Settings(backends={"mine": BackendSettings(host="claude", options={"program": str(link)})})
-    (status,) = [one for one in backends.known(settings, environ) if one.id == "mine"]
+    (status,) = [one for one in readiness.known(settings, environ) if one.id == "mine"]
     file = tmp_path / "backplane.toml"
     file.write_text(f'[backends.mine]\nhost = "claude"\noptions = {{ program = "{link}" }}\n')
     (told,) = [one for one in examine(environ, tmp_path, file) if one.name == "backend mine"]

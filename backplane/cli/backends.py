@@ -15,8 +15,8 @@ from backplane.cli.command import Args, Parser, load_settings
 from backplane.config import Settings
 from backplane.errors import BackendError
 from backplane.receipts.manifests import kept_manifest
-from backplane.runtime import backends
-from backplane.runtime.backends import BackendStatus
+from backplane.runtime import backends, readiness
+from backplane.runtime.readiness import BackendStatus
 
 HELP = "List the backends, which of them are ready, and how to fix the others. With --probe, test what an agent can do."
 EXAMPLE = "backplane backends\nbackplane backends --probe mine"
@@ -31,7 +31,7 @@ def options(p: Parser) -> None:
 
 def run(args: Args) -> int:
     settings = load_settings(args)
-    found = {status.id: status for status in backends.known(settings, os.environ)}
+    found = {status.id: status for status in readiness.known(settings, os.environ)}
     for name in args.names:
         if name not in found:
             raise BackendError("backend_not_found", f"no backend {name!r}", hint=f"choose one of: {', '.join(found)}")

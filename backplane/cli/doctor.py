@@ -23,7 +23,7 @@ from backplane.cli.command import Args, Parser
 from backplane.config import BackendSettings
 from backplane.errors import BackplaneError
 from backplane.process.tool import run_tool, search_path
-from backplane.runtime import backends
+from backplane.runtime import backends, readiness
 from backplane.runtime.faults import setting_faults
 from backplane.sandbox.credentials import store_of
 from backplane.sandbox.probe import Name, probe
@@ -136,7 +136,7 @@ def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_n
         yield _check("environment", False, fact, f"correct the name, or run: unset {variable}", needed=False)
     for place, fault in setting_faults(settings, environ):
         yield _failed(place.removeprefix("/"), fault)
-    for status in backends.known(settings, environ):
+    for status in readiness.known(settings, environ):
         # A shipped backend is an offer, a configured one has to work.
         needed = status.id in settings.backends or status.id == settings.default_backend
         place = f"backend {status.id}"
@@ -150,7 +150,7 @@ def _configured(environ: Mapping[str, str], cwd: Path, file: Path | None, over_n
 
 
 def _ready(
-    place: str, status: backends.BackendStatus, backend: backends.ProcessBackend, *, needed: bool
+    place: str, status: readiness.BackendStatus, backend: backends.ProcessBackend, *, needed: bool
 ) -> DoctorCheck:
     """Check the login of an agent that can be started."""
     agent = backend.agent

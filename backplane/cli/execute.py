@@ -19,7 +19,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.work import REPLAY
 from backplane.errors import BackplaneError
 from backplane.receipts.store import Store
-from backplane.runtime import backends, hooks, replay
+from backplane.runtime import backends, hooks, readiness, replay
 from backplane.runtime.backends import Backend
 from backplane.view.values import as_object
 
@@ -69,7 +69,7 @@ def _named(args: Args, name: str | None, settings: Settings, environ: Mapping[st
     if name.startswith(REPLAY):
         return replay.find_replay(name, home)
     named = backends.find(name, settings, environ)
-    if (missing := backends.missing_program(named, environ)) is not None:
+    if (missing := readiness.missing_program(named, environ)) is not None:
         raise missing
     return named
 

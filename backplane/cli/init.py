@@ -9,7 +9,7 @@ from backplane import config
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, wrong, wrong_words
-from backplane.runtime import backends
+from backplane.runtime import readiness
 
 SCRIPTED: Final = ("shell", "mock")
 """Backends without an agent: they need no key and no network."""
@@ -40,7 +40,7 @@ def run(args: Args) -> int:
     path = streams.folder() / config.FILE_NAME
     if os.path.lexists(path):
         raise wrong(f"{path} already exists", f"edit it, then run: backplane validate {path}")
-    found = {status.id: status for status in backends.known(config.Settings(), os.environ)}
+    found = {status.id: status for status in readiness.known(config.Settings(), os.environ)}
     ready = sorted((id for id in found if found[id].ready), key=lambda id: (id in SCRIPTED, id != SCRIPTED[0]))
     backend = args.backend or ready[0]
     if backend not in found:

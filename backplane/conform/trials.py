@@ -32,7 +32,7 @@ from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, Wor
 from backplane.errors import BackplaneError
 from backplane.receipts.manifests import keep_manifest
 from backplane.resources import find as find_shared
-from backplane.runtime import backends
+from backplane.runtime import backends, readiness
 from backplane.testing import SIDE_TURNS, Call, ModelServer, Turn
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ async def prove(
         raise BackplaneError(
             "capability_unsupported", f"backend {name!r} cannot be tested with a scripted model", hint=fix
         )
-    missing = backends.missing_program(backend, environ)
+    missing = readiness.missing_program(backend, environ)
     if missing is not None:
         raise missing
     found: list[Finding | None] = []

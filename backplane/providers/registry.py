@@ -24,7 +24,7 @@ from backplane.providers import store, stores
 from backplane.providers.session import Session
 from backplane.providers.turns import INTERRUPT, KEPT, Abilities, SessionConfig, abilities, require_tools, tightened
 from backplane.routing.task import TaskDescriptor
-from backplane.runtime import backends
+from backplane.runtime import readiness
 from backplane.runtime.backends import Backend, ProcessBackend
 from backplane.runtime.hello import ask_hello
 from backplane.runtime.orders import read_policy
@@ -125,7 +125,7 @@ class Provider:
         self.plane.require_open()
         if self._can is None:
             backend, environ = self.backend, self.plane.environ
-            missing = backends.missing_program(backend, environ) if isinstance(backend, ProcessBackend) else None
+            missing = readiness.missing_program(backend, environ) if isinstance(backend, ProcessBackend) else None
             if missing is not None:
                 raise missing
             hello = await ask_hello(backend, environ, backend.limits or self.plane.settings.limits)
@@ -371,5 +371,5 @@ class ProviderRegistry:
 
     def list(self) -> tuple[str, ...]:
         """Return the names, sorted; whether one is ready is found by `validate`."""
-        known = (status.id for status in backends.known(self.plane.settings, self.plane.environ))
+        known = (status.id for status in readiness.known(self.plane.settings, self.plane.environ))
         return tuple(sorted({*known, *self._providers}))

@@ -33,7 +33,7 @@ from backplane.routing.estimates import Measures, Observation, circuit_until, li
 from backplane.routing.failover import LIMITS, FailoverAttempt, first_effect, moves_on
 from backplane.routing.router import MINUTE_MS, BackendState, Model, Option, RoutingDecision, choose
 from backplane.routing.task import Strategy, TaskDescriptor, read_route
-from backplane.runtime import backends
+from backplane.runtime import backends, readiness
 from backplane.runtime.budgets import Amount, after_run, used_by
 from backplane.runtime.hello import ask_hello
 from backplane.runtime.hooks import CAPABILITY
@@ -104,7 +104,7 @@ def look_around(settings: Settings, environ: Mapping[str, str], home: Path, *, n
         StoreError: `receipt_store_failed`.
     """
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    statuses = {status.id: status for status in backends.known(settings, environ)}
+    statuses = {status.id: status for status in readiness.known(settings, environ)}
     names = (*settings.backends, *(name for name in statuses if name not in settings.backends))
     made = [_candidate(statuses[name], settings, environ, home) for name in names]
     with Store.open(home, readonly=True) as store:
@@ -118,7 +118,7 @@ def look_around(settings: Settings, environ: Mapping[str, str], home: Path, *, n
 
 
 def _candidate(
-    status: backends.BackendStatus, settings: Settings, environ: Mapping[str, str], home: Path
+    status: readiness.BackendStatus, settings: Settings, environ: Mapping[str, str], home: Path
 ) -> BackendState:
     name = status.id
     declared = settings.backends.get(name) or BackendSettings(host=name)
@@ -145,7 +145,7 @@ def _candidate(
     )
 
 
-def _why_not_ready(status: backends.BackendStatus, declared: BackendSettings) -> str:
+def _why_not_ready(status: readiness.BackendStatus, declared: BackendSettings) -> str:
     """Why a backend cannot be used; one that misses a key may be tried by name, and is not chosen."""
     if not status.ready:
         return status.why or "it is not ready"

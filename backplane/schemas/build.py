@@ -49,7 +49,7 @@ _ENVELOPES: Final[dict[str, Any]] = {
 }
 
 _PRINTED: Final = {
-    "cli_backends": "backplane.runtime.backends:BackendStatus",
+    "cli_backends": "backplane.runtime.readiness:BackendStatus",
     "cli_backends_probe": "backplane.conform.trials:Proof",
     "cli_checkpoints": "backplane.workspace.checkpoints:Checkpoint",
     "cli_compare": "backplane.routing.intervals:Comparison",

@@ -26,7 +26,7 @@ from backplane.contract.work import OF_HOST, WorkOrder
 from backplane.errors import BackendError, BackplaneError, unforeseen
 from backplane.receipts.manifests import kept_manifest
 from backplane.routing.driver import backend_for
-from backplane.runtime import backends
+from backplane.runtime import backends, readiness
 from backplane.runtime.approvals import OnAsk
 from backplane.runtime.backends import Backend
 from backplane.runtime.plane import ControlPlane
@@ -57,7 +57,7 @@ def host(settings: Settings, home: Path, environ: Mapping[str, str]) -> sidecar.
     """Describe this control plane as a host, with the union of the capabilities that its backends last announced."""
     entries: list[dict[str, Any]] = []
     union: dict[str, Level] = {}
-    for status in backends.known(settings, environ):
+    for status in readiness.known(settings, environ):
         manifest = _manifest(status.id, settings, home, environ) if status.ready else Manifest()
         entries.append({"id": status.id, "ready": status.ready, "capabilities": manifest.to_wire()})
         for name, level in manifest.levels.items():

@@ -36,8 +36,9 @@ from backplane.contract.receipt import Receipt, Usage
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError, ConfigError
 from backplane.protocol.jsonrpc import Notification, RpcError
-from backplane.runtime.backends import find, known
+from backplane.runtime.backends import find
 from backplane.runtime.hooks import Hook
+from backplane.runtime.readiness import known
 from backplane.runtime.run import Run
 
 ROOT = Path(__file__).resolve().parents[3]
