@@ -234,7 +234,7 @@ class Run(Generic[ValueT]):
         """
         if grace_s is not None:
             self.drive.grace_s = grace_s
-        if self.is_ending:
+        if self.is_ending or self.drive.ending.is_decided:
             self.hurry()
         self.drive.ending.decide("cancelled", note=reason)
 
