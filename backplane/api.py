@@ -83,6 +83,7 @@ async def start(order: WorkOrder | str, **given: Any) -> AsyncIterator[Run[Any]]
         lane: `patch_first` leaves the original unchanged until `apply`; `workspace_first` applies the patch at the end.
         max_turns: maximum number of the model's answers.
         max_budget_usd: maximum cost of the agent in US dollars.
+        wait_for_limit: maximum seconds to wait for limits of the model's service, all waits together (default: none).
         output: the shape of the answer, `run.value`: a msgspec struct, dataclass, TypedDict, pydantic model, or a
             JSON Schema.
         on_ask: plain or `async` function from `Approval` to `Decision`, for calls that the policy leaves open.

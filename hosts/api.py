@@ -22,7 +22,7 @@ HOST: Final = Host(
     },
     heeds=(
         *("model", "max_turns", "max_budget_usd", "context", "history", "system", "sampling", "images"),
-        *("mcp_servers", "output_schema", "project_instructions"),
+        *("mcp_servers", "output_schema", "project_instructions", "wait_for_limit_s"),
     ),
 )
 

@@ -49,6 +49,7 @@ from backplane.upstream.client import Upstream
 from backplane.upstream.completion import ModelClient, ModelTurn
 from backplane.upstream.cost import MICROS, Spent, most
 from backplane.upstream.endpoint import endpoint_of
+from backplane.upstream.failure import UpstreamError
 from backplane.upstream.presets import OPTIONS, Service, read_options
 from backplane.upstream.prices import price_of
 
@@ -236,6 +237,16 @@ class Agent(BaseAgent):
         """Ask the model, and run what it calls, until it has answered or a limit is reached."""
         images, self._images = self._images, ()
         self._add(user_message(str(words), images))
+        return await self._go_on()
+
+    async def again(self, words: Json, *, acted: bool) -> Ending:
+        """Ask the model again with the conversation as it is: no word and no call of it is repeated."""
+        return await self._go_on()
+
+    def reset_s(self, error: BackendError | None) -> float | None:
+        return error.failure.retry_after_s if isinstance(error, UpstreamError) else None
+
+    async def _go_on(self) -> Ending:
         turns_max = self.session.spec.turns_max or 0
         while self.reader.spent.requests < turns_max:
             conversation = _marked(self._conversation)

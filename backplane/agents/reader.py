@@ -68,6 +68,8 @@ class EventReader:
         self.text = ""
         """The last message."""
         self.failure: TurnFailure | None = None
+        self.resets_at: float | None = None
+        """Unix time at which the service takes requests again, by the agent's last word about a limit."""
         self._chars = 0
         """Characters of an answer that came in pieces and stand in no message yet."""
         self._of: str | None = None

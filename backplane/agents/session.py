@@ -20,6 +20,7 @@ import anyio.abc
 import msgspec
 
 from backplane.agents.gate import Gate
+from backplane.agents.limits import GO_ON, LIMITED, LimitWait, time_in
 from backplane.agents.order import RunSpec
 from backplane.agents.program import CANCEL_SHARE
 from backplane.agents.reader import EventReader
@@ -115,6 +116,23 @@ class Agent:
         """Have one turn, from these words to its end. Raises BackendError: `backend_crashed`."""
         raise NotImplementedError
 
+    async def again(self, words: Json, *, acted: bool) -> Ending:
+        """Have a turn again that a limit of the service ended, in the agent's own conversation.
+
+        Args:
+            acted: True if the agent has called a tool, so that the same words could have their effect twice.
+        """
+        return await self.say(GO_ON if acted else words)
+
+    def reset_s(self, error: BackendError | None) -> float | None:
+        """Return the seconds until the service takes requests again; None if it did not say.
+
+        Args:
+            error: the failure that ended the turn; None if the agent told it.
+        """
+        at = self.reader.resets_at
+        return None if at is None else at - time.time()
+
     async def add(self, text: str) -> bool:
         """Give the turn that goes on more words of the user; False where they have to wait for its end."""
         return False
@@ -192,6 +210,8 @@ class AgentRun:
         self._waiting: list[str] = []
         self._questions: set[anyio.CancelScope] = set()
         self._cut: Ending | None = None
+        self._limits, self._acted = LimitWait(float(run.order.abp("wait_for_limit_s") or 0)), False
+        """What the run may wait for, and whether the agent has called a tool."""
         self._limited = anyio.Event()
         self._structured: list[Json] = []
         self._changed, self._over = anyio.Event(), anyio.Event()
@@ -400,14 +420,55 @@ class AgentRun:
         return ending
 
     async def _turn(self, words: Json) -> Ending:
+        """Have a turn; as long as the order allows, wait for a limit of the service and have the turn again."""
+        ending, error = await self._once(words, is_repeat=False)
+        while self._limits.allowed_s and ending.code == LIMITED and not self.is_ending:
+            reset_s = self.agent.reset_s(error)
+            is_gone = self.ended and not self.agent.is_ours
+            wait_s = None if is_gone else self._limits.next_s(reset_s)
+            if wait_s is None:
+                words_of = f"{ending.words}; {self._limits.refusal(reset_s, is_gone=is_gone)}"
+                ending = msgspec.structs.replace(ending, words=words_of)
+                if error is not None:
+                    raise BackendError(LIMITED, words_of) from error
+                return ending
+            await self._wait(wait_s, ending.words)
+            ending, error = await self._once(words, is_repeat=True)
+        if error is not None:
+            raise error
+        return ending
+
+    async def _once(self, words: Json, *, is_repeat: bool) -> tuple[Ending, BackendError | None]:
+        """Have a turn; return its end, and the error that ended it."""
         if self._skip_turn or self.is_ending:
             self._skip_turn = False
-            return Ending(outcome="partial", stopped=True)
+            return Ending(outcome="partial", stopped=True), None
         self._in_turn = True
         try:
-            return await self.agent.say(words)
+            if is_repeat:
+                return await self.agent.again(words, acted=self._acted), None
+            return await self.agent.say(words), None
+        except BackendError as error:
+            return failed(error.code, error.message), error
         finally:
             self._in_turn = False
+            self._acted = self._acted or self.agent.reader.acted
+
+    async def _wait(self, wait_s: float, words: str) -> None:
+        """Wait for a limit of the service, unless the run is stopped."""
+        until = time_in(wait_s)
+        body = {"code": LIMITED, "retry_after_ms": int(wait_s * 1000), "until": until}
+        await self.run.carry("retry", body, f"waiting until {until}: {words[:WORDS_CHARS_MAX]}")
+        end_s = time.monotonic() + wait_s
+        with anyio.CancelScope() as scope:
+            self._questions.add(scope)
+            try:
+                while (left_s := end_s - time.monotonic()) > 0:
+                    self.silence.heard()
+                    await anyio.sleep(min(left_s, SIGN_OF_LIFE_S))
+            finally:
+                self._questions.discard(scope)
+                self.silence.heard()
 
     # Its end ----------------------------------------------------------------------------------------------------------
 

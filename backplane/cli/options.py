@@ -144,6 +144,8 @@ def bounds(p: Group) -> None:
     value(p, "--max-turns", metavar="N", type=int, help="end the run after this many turns of the model")
     cost = "end the run when it has cost this many US dollars; the backend must report its costs"
     value(p, "--max-budget-usd", metavar="USD", type=float, help=cost)
+    limit = "wait this long for limits of the model's service, such as 6h (default: do not wait)"
+    value(p, "--wait-for-limit", metavar="SPAN", type=seconds, help=limit)
     flag(p, "--lenient", help="accept an order with unknown members")
     many(p, "--param", metavar="KEY=JSON", help="set a member of config.vendor in the order, such as abp.route.seed=7")
 

@@ -61,6 +61,7 @@ def build(
             lane="workspace_first" if args.apply else None,
             max_turns=args.max_turns,
             max_budget_usd=args.max_budget_usd,
+            wait_for_limit=args.wait_for_limit,
             configured_policy=policy,
         )
         space, rules = made.workspace, made.policy

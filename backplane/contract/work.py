@@ -125,6 +125,7 @@ SETTINGS: Final[Mapping[str, Any]] = {
     "tags": Annotated[list[Annotated[str, _TAG]], msgspec.Meta(max_length=TAGS_MAX)],
     "task_text": Literal["kept", "hash"],
     "unheard": dict[str, Any],
+    "wait_for_limit_s": Annotated[int, msgspec.Meta(ge=0, le=31_536_000)],
 }
 """Ours under `config.vendor.abp`, what `WorkOrder.abp` is asked for, with its shape; null says nothing.
 
@@ -166,6 +167,7 @@ OF_HOST: Final = {
     "output_schema": "config.vendor.abp.output_schema",
     "mode": "config.vendor.abp.mode",
     "project_instructions": "config.vendor.abp.project_instructions",
+    "wait_for_limit_s": "config.vendor.abp.wait_for_limit_s",
 }
 """Settings that have an effect only where the host heeds them, as its hello lists them, and where each stands."""
 
@@ -222,6 +224,7 @@ class WorkOrder(msgspec.Struct, frozen=True):
             "output_schema": self.abp("output_schema") is not None,
             "mode": self.abp("mode") == "passthrough",
             "project_instructions": self.abp("project_instructions") is False,
+            "wait_for_limit_s": bool(self.abp("wait_for_limit_s")),
         }
         return tuple(name for name, is_asked in asked.items() if is_asked)
 

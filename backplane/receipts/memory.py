@@ -148,6 +148,7 @@ def of_folder(folder: Path) -> Remembered | None:
         run_id=folder.name,
         state="cut_off" if abandoned else "live",
         waits=not abandoned and _is_waiting(folder / TRACE),
+        cause=None if abandoned else _limit_in(folder / TRACE),
         started_at=opening.started_at,
         backend=opening.backend.id if opening.backend is not None else "",
         **_asked(opening),
@@ -266,6 +267,18 @@ def _is_waiting(trace: Path) -> bool:
             opened |= {_member(ext, "ask").get("id")}
             opened -= {_member(ext, "answer").get("id")}
     return bool(opened - {None})
+
+
+def _limit_in(trace: Path) -> str | None:
+    """Return in words until when a live run waits for a limit of its model's service; None if it does not wait."""
+    lines = [line for line in _end_of(trace) if line]
+    if not lines or b'"until"' not in lines[-1]:
+        return None
+    try:
+        until = _member(_read_ext(lines[-1]).ext, "retry").get("until")
+    except msgspec.MsgspecError:
+        return None
+    return f"waiting until {until}" if isinstance(until, str) else None
 
 
 def _end_of(trace: Path) -> list[bytes]:

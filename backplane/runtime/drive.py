@@ -270,7 +270,7 @@ class Drive:
             return self.limits.hello_s
         if self.approvals.open:
             return math.inf
-        return self.limits.tool_s if self.inbound.open_call() else self.limits.idle_s
+        return self.inbound.wait_s + (self.limits.tool_s if self.inbound.open_call() else self.limits.idle_s)
 
     def _judge_silence(self) -> None:
         limits, name, call = self.limits, self.backend.id, self.inbound.open_call()

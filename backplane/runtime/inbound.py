@@ -13,6 +13,7 @@ from backplane.contract.events import (
     AssistantDelta,
     AssistantMessage,
     Carried,
+    RetryReported,
     RunCompleted,
     RunStarted,
     TaskReported,
@@ -60,6 +61,8 @@ class Inbound:
         self._calls_open: dict[str, str] = {}
         """Tool names of the calls without a result, by the call's id or, without one, by the tool's name; cleared if a
         turn ends for another reason than its tools."""
+        self.wait_s = 0.0
+        """Seconds that the host may be silent beside the limits, as it waits for a limit of its model's service."""
         self._expects_raw = facts.settings.get("mode") == "passthrough"
         """True if the order asks for the vendor's own messages, and none has come yet."""
         self._splits = Splits(facts.redactor) if facts.redactor.forms else None
@@ -103,6 +106,7 @@ class Inbound:
             for event in events:
                 if type(event) not in _QUIET:
                     self._note_call(event)
+                    self._note_wait(event)
                     if isinstance(event, TaskReported) and "subagent_end" in event.body:
                         self._approvals.observe_subagent(event.body["subagent_end"])
                     call = self._facts.look(event)
@@ -112,6 +116,14 @@ class Inbound:
                         self._ending.decide("failed", not_asked)
             self.keep_limit()
         self.progressed = self.progressed or any(map(_carries_something, events))
+
+    def _note_wait(self, event: AgentEvent) -> None:
+        """Let a host be silent while it waits for a limit of its model's service, as long as the order allows."""
+        until = event.body.get("until") if isinstance(event, RetryReported) else None
+        after_ms = event.body.get("retry_after_ms") if until is not None else None  # type: ignore[attr-defined]
+        allowed = self._facts.settings.get("wait_for_limit_s")
+        is_wait = isinstance(after_ms, int) and isinstance(allowed, int)
+        self.wait_s = min(after_ms / 1000, float(allowed)) if is_wait else 0.0  # type: ignore[operator,arg-type]
 
     def _note_call(self, event: AgentEvent) -> None:
         if isinstance(event, ToolCall) and len(self._calls_open) < CALLS_OPEN_MAX:

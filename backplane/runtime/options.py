@@ -60,6 +60,7 @@ class OrderOptions(RouteOptions, total=False):
     lane: Lane | None
     max_turns: int | None
     max_budget_usd: float | None
+    wait_for_limit: float | None
     on_ask: OnAsk | None
     hooks: Sequence[Hook]
     tools: Sequence[Callable[..., Any]]
@@ -85,7 +86,7 @@ class WaitOptions(OrderOptions, total=False):
 
 WISHES: Final = tuple(RouteOptions.__annotations__)
 OPTIONS: Final = frozenset(RunOptions.__annotations__)
-OF_ORDER: Final = ("root", "model", "policy", "lane", "max_turns", "max_budget_usd", "output")
+OF_ORDER: Final = ("root", "model", "policy", "lane", "max_turns", "max_budget_usd", "wait_for_limit", "output")
 """Options that become members of the order."""
 OF_RUN: Final = ("on_ask", "hooks", "output", "timeout", "limits")
 """Options that are passed to the run itself."""

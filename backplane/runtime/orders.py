@@ -43,6 +43,7 @@ def make_order(
     lane: str | None = None,
     max_turns: int | None = None,
     max_budget_usd: float | None = None,
+    wait_for_limit: float | None = None,
     output: Any = None,
     configured_policy: PolicyProfile | str | None = None,
 ) -> WorkOrder:
@@ -50,6 +51,7 @@ def make_order(
 
     Args:
         policy: a profile, the name of a shipped one, or the path of a file.
+        wait_for_limit: seconds to wait for limits of the model's service.
         output: a type or JSON Schema that the answer must have, see `schema_of`.
         configured_policy: the configuration's policy, for an order without one.
 
@@ -70,6 +72,9 @@ def make_order(
     named = {"model": model, "max_turns": max_turns, "max_budget_usd": max_budget_usd}
     if given := {name: value for name, value in named.items() if value is not None}:
         whole = replace(whole, config=replace(whole.config, **given))
+    if wait_for_limit is not None:
+        require_type(wait_for_limit, int | float, "`wait_for_limit`", "seconds, as a number")
+        whole = whole.with_abp("wait_for_limit_s", math.ceil(wait_for_limit))
     if output is not None:
         whole = whole.with_abp("output_schema", schema_of(output))
     profile = policy if policy is not None else configured_policy if whole.policy == PolicyProfile() else None

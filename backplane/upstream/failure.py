@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from math import isnan
@@ -336,17 +336,59 @@ def clean(text: str, secret: str | None = None) -> str:
 def retry_after_s(headers: Mapping[str, str], document: Json, now: datetime) -> float | None:
     """Return how long the service asks to wait, in seconds; None if it does not say.
 
-    Headers count first (milliseconds, seconds, or a date), then the detail that Gemini has in its body.
+    Headers count first (milliseconds, seconds, or a date, then the ends of used-up limits), then the detail that Gemini
+    has in its body.
     """
     found = _number(headers.get("retry-after-ms"))
     if found is not None:
         found /= 1000
     elif (said := headers.get("retry-after")) is not None:
         found = _until(said, now) if (number := _number(said)) is None else number
+    elif resets := [seconds for text in _resets(headers) if (seconds := _reset_s(text, now)) is not None]:
+        found = max(resets)
     else:
         delays = [detail.get("retryDelay") for detail in _details(_error(document))]
         found = next((_number(delay.removesuffix("s")) for delay in delays if isinstance(delay, str)), None)
     return None if found is None else min(max(found, 0.0), RETRY_AFTER_S_MAX)
+
+
+def _resets(headers: Mapping[str, str]) -> Iterator[str]:
+    """Yield the ends of the limits of which nothing is left, as the service writes them.
+
+    Anthropic writes times (RFC 3339) and, for plans, Unix times; OpenAI writes durations such as `6m0s`; gateways write
+    seconds or Unix times. Read on 2026-11-28.
+    """
+    for name, text in headers.items():
+        kind = name.removeprefix("anthropic-ratelimit-").removesuffix("-reset")
+        if name == f"anthropic-ratelimit-{kind}-reset":
+            left, status = headers.get(f"anthropic-ratelimit-{kind}-remaining"), f"anthropic-ratelimit-{kind}-status"
+            if left == "0" or headers.get(status) == "rejected":
+                yield text
+        kind = name.removeprefix("x-ratelimit-reset-")
+        if name == f"x-ratelimit-reset-{kind}" and headers.get(f"x-ratelimit-remaining-{kind}") == "0":
+            yield text
+    if headers.get("x-ratelimit-remaining") == "0" and (text := headers.get("x-ratelimit-reset", "")):
+        yield text
+
+
+UNIX_S_MIN: Final = 1e9
+"""A number of seconds from here on is a Unix time: as a pause it would be 31 years."""
+
+_DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
+
+
+def _reset_s(text: str, now: datetime) -> float | None:
+    """Return the seconds until a limit ends: of a Unix time, a time, a number of seconds or a duration as `6m0s`."""
+    if (number := _number(text)) is not None:
+        return number - now.timestamp() if number >= UNIX_S_MIN else number
+    if text and (found := _DURATION.fullmatch(text)) is not None:
+        days, hours, minutes, seconds, millis = (float(one or 0) for one in found.groups())
+        return days * 86_400 + hours * 3600 + minutes * 60 + seconds + millis / 1000
+    try:
+        then = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (then - now).total_seconds() if then.tzinfo is not None else None
 
 
 def _number(text: str | None) -> float | None:

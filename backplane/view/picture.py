@@ -153,6 +153,8 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
     """The last repeated request to the model; None once the model answers."""
     retry_code: str = ""
     """The status or code that the model's service gave for it."""
+    retry_until: str = ""
+    """The time until which no further request is sent, if the order allows that wait."""
     retries: int = 0
     files: dict[str, str] = {}
     """Files that events name as changed → summary; a claim of the agent."""
@@ -188,12 +190,19 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def state(self) -> str:
-        """One word for what it does: starting, waiting, working or ended."""
+        """What it does: starting, waiting, waiting until a time, working or ended."""
         if self.ended is not None:
             return "ended"
         if self.open_asks:
             return "waiting"
+        if self.until:
+            return f"waiting until {self.until}"
         return "working" if self.reached in ("hello", "sent") else "starting"
+
+    @property
+    def until(self) -> str:
+        """Time until which the run waits for a limit of its model's service; empty if it does not."""
+        return self.retry_until if self.retry is not None else ""
 
     def begin(self, fact: dict[str, Any]) -> None:
         """Add a fact of the journal's head."""
@@ -338,6 +347,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
         self.retries += 1
         self.folded = fold(self.folded, event)
         code = event.body.get("error_status", event.body.get("status", event.body.get("code")))
+        self.retry_until = _text(event.body.get("until"))
         self.retry, self.retry_code = Evidence(event.message, self.events), "" if code is None else str(code)
 
 

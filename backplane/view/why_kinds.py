@@ -42,6 +42,8 @@ KINDS: Final[dict[Kind, tuple[str, ...]]] = {
                        "or answer in the terminal of the run, or in backplane watch"),
     "quota": ("the account's quota is used up; the service says: {until}", "use another login, model or backend",
               "or wait until the quota is renewed"),
+    "limit_waits": ("the run waits until {until} for a limit of the model's service", "wait",
+                    "or backplane cancel {run}, and use another login, model or backend"),
     "overloaded": ("the model's service {what}{code}; the agent repeats the request",
                    "wait, or use another model or backend"),
     "same_failure": ("the same failure happened {times} times in a row",

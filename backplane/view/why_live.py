@@ -63,6 +63,8 @@ def _retried(picture: Picture) -> Cause | None:
     retry, after_ms = picture.retry, picture.folded.retry_after_ms
     if retry is None:
         return None
+    if picture.until:
+        return Cause("limit_waits", [retry], {"until": picture.until}, picture.last_ts)
     if (used_up := quota(picture, retry.text, [retry], picture.last_ts)) is not None:
         return used_up
     pause = [Evidence(f"the service asks for a pause of {lasting(after_ms)}")] if after_ms is not None else []

@@ -122,6 +122,13 @@ class EventReader(BaseReader):
             return [self._make.warning(f"{message.get('tool_name')} was not allowed by the agent itself")]
         return [self._make.kept("system", message)]
 
+    def _limit(self, message: dict[str, Any]) -> list[AgentEvent]:
+        """Keep the time at which a limit of the user's plan ends (`rate_limit_event`)."""
+        info = mapping(message.get("rate_limit_info"))
+        at = info.get("resetsAt")
+        self.resets_at = float(at) if info.get("status") == "rejected" and is_count(at) else None
+        return [self._make.kept("rate_limit_event", message)]
+
     def _retry(self, message: dict[str, Any]) -> list[AgentEvent]:
         self._look_at_refusal(message)
         names = ("attempt", "max_retries", "retry_delay_ms", "error_status", "error")
@@ -321,6 +328,7 @@ class EventReader(BaseReader):
         "result": _result_of_turn,
         "keep_alive": BaseReader._silent,
         "tool_progress": BaseReader._silent,
+        "rate_limit_event": _limit,
     }
 
 

@@ -23,7 +23,7 @@ from backplane.protocol.jsonrpc import Notification
 USED: Final = "thread/tokenUsage/updated"
 SILENT: Final = frozenset(
     {"thread/started", "thread/status/changed", "thread/readState/changed", "thread/settings/updated",
-     "turn/diff/updated", "account/rateLimits/updated", "account/updated", "remoteControl/status/changed",
+     "turn/diff/updated", "account/updated", "remoteControl/status/changed",
      "serverRequest/resolved", "item/reasoning/summaryPartAdded", "item/fileChange/outputDelta",
      "item/fileChange/patchUpdated", "item/plan/delta", "item/mcpToolCall/progress", "thread/name/updated",
      "item/commandExecution/terminalInteraction", "thread/closed", "hook/started", "hook/completed", "thread/compacted",
@@ -106,6 +106,14 @@ class EventReader(BaseReader):
             return []
         self.goes_on, self._acted_since = self._acted_since, False
         return [*self.count(counts_of(last, _COUNTERS)), self._make.turn("tool_use" if self.goes_on else "end_turn")]
+
+    def _limits(self, params: dict[str, Any]) -> list[AgentEvent]:
+        """Keep the time at which the last of the used-up limits of the user's plan ends."""
+        limits = mapping(params.get("rateLimits"))
+        windows = [mapping(limits.get(name)) for name in ("primary", "secondary")]
+        times = [one.get("resetsAt") for one in windows if one.get("usedPercent", 0) >= 100]
+        self.resets_at = max((float(at) for at in times if isinstance(at, int)), default=None)
+        return []
 
     # Items ------------------------------------------------------------------------------------------------------------
 
@@ -190,6 +198,7 @@ class EventReader(BaseReader):
         "item/reasoning/summaryTextDelta": _thought,
         "item/reasoning/textDelta": _thought,
         "item/commandExecution/outputDelta": _written,
+        "account/rateLimits/updated": _limits,
         "item/started": _begun,
         "item/completed": _whole,
         USED: _used,
