@@ -15,9 +15,13 @@ from backplane.agents.limits import BACKOFF_S, MARGIN_S, LimitWait
 from backplane.config import Limits
 from backplane.contract.events import AgentEvent, FileChanged, RetryReported
 from backplane.contract.work import WorkOrder
+from backplane.receipts.memory import remembered
 from backplane.runtime.run import Run
 from backplane.testing import Fault, ModelServer, Turn
 from backplane.upstream.failure import retry_after_s
+from backplane.view.picture import Picture
+from backplane.view.why_kinds import Moment
+from backplane.view.why_live import live
 from tests.api_agent import LIMITS, api, call, job, of
 from tests.runs import ended, go, order, plane
 
@@ -105,6 +109,14 @@ async def test_a_run_that_waits_is_cancelled_at_once_and_sealed(tmp_path: Path, 
                 async for event in run:
                     events.append(event)
                     if pauses([event]):
+                        (row,) = remembered(control.state_folder.store())
+                        assert row.cause == f"waiting until {pauses([event])[0]}"
+                        picture = Picture()
+                        picture.begin({"fact": "sent"})
+                        picture.take(event)
+                        assert picture.state == row.cause
+                        (cause,) = live(picture, Moment(now_ms=0, state="live"))
+                        assert cause.kind == "limit_waits"
                         await run.cancel()
     assert ended(run)[0] == "cancelled"
     assert run.receipt.outcome == "partial"

@@ -69,7 +69,7 @@ class Approvals:
         self._record = record
         self._on_ask = on_ask
         self._observing, self._observed = 0, anyio.Event()
-        """Number of sub-agents whose end hooks are observing now, and what is set when there are none."""
+        """Number of sub-agents whose end is being observed by hooks, and the event that is set at zero."""
         self._unsent: list[bytes] = []
         self._remembered: dict[tuple[str, ...], Decision] = {}
         """Decisions for the rest of the run, by the key that `remembered_by` returns."""

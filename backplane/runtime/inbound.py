@@ -119,11 +119,10 @@ class Inbound:
 
     def _note_wait(self, event: AgentEvent) -> None:
         """Let a host be silent while it waits for a limit of its model's service, as long as the order allows."""
-        until = event.body.get("until") if isinstance(event, RetryReported) else None
-        after_ms = event.body.get("retry_after_ms") if until is not None else None  # type: ignore[attr-defined]
-        allowed = self._facts.settings.get("wait_for_limit_s")
-        is_wait = isinstance(after_ms, int) and isinstance(allowed, int)
-        self.wait_s = min(after_ms / 1000, float(allowed)) if is_wait else 0.0  # type: ignore[operator,arg-type]
+        body = event.body if isinstance(event, RetryReported) else {}
+        after_ms, allowed_s = body.get("retry_after_ms"), self._facts.settings.get("wait_for_limit_s")
+        is_wait = "until" in body and isinstance(after_ms, int) and isinstance(allowed_s, int)
+        self.wait_s = min(after_ms / 1000, float(allowed_s)) if is_wait else 0.0  # type: ignore[arg-type, operator]
 
     def _note_call(self, event: AgentEvent) -> None:
         if isinstance(event, ToolCall) and len(self._calls_open) < CALLS_OPEN_MAX:

@@ -190,7 +190,7 @@ class Picture(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def state(self) -> str:
-        """What it does: starting, waiting, waiting until a time, working or ended."""
+        """The state of the run: starting, waiting, waiting until a time, working or ended."""
         if self.ended is not None:
             return "ended"
         if self.open_asks:

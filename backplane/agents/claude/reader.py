@@ -126,7 +126,8 @@ class EventReader(BaseReader):
         """Keep the time at which a limit of the user's plan ends (`rate_limit_event`)."""
         info = mapping(message.get("rate_limit_info"))
         at = info.get("resetsAt")
-        self.resets_at = float(at) if info.get("status") == "rejected" and is_count(at) else None
+        is_reached = info.get("status") == "rejected" and isinstance(at, int)
+        self.resets_at = float(at) if is_reached else None  # type: ignore[arg-type]
         return [self._make.kept("rate_limit_event", message)]
 
     def _retry(self, message: dict[str, Any]) -> list[AgentEvent]:
