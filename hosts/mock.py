@@ -56,7 +56,7 @@ class Scenario:
             await STEPS[name](self, value)
 
     async def _tool(self, name: str, tool_input: Any, do: Callable[[Any], str]) -> Any:
-        """A tool as a real agent runs one: said, asked for, done, its result told; what it was done with, or None."""
+        """Run a tool as a real agent does: call, ask, do, result; return the input it ran with, None if it did not."""
         self._calls += 1
         call_id = f"call-{self._calls}"
         await self.run.tool_call(name, tool_input, call_id)

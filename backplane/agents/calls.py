@@ -27,7 +27,7 @@ class OpenCall(msgspec.Struct):
     """Name of the tool by the contract."""
     input: Json
     kind: str = ""
-    """What kind of call it is by the agent's protocol, where that has kinds."""
+    """Kind of the call in the agent's protocol; empty if that has no kinds."""
     shown: tuple[str, bool] | None = None
     """The result as hooks showed it to the model, and whether it is an error; None for the tool's own."""
 
@@ -44,7 +44,7 @@ class OpenCalls:
         self.open: dict[str, OpenCall] = {}
         """Calls without a result, by id."""
         self.verdicts: dict[str, ToolVerdict] = {}
-        """What the gate decided, by the call's id; removed with the call."""
+        """Verdicts of the gate, by the call's id; each is removed when its call ends."""
 
     def begin(self, call: OpenCall, parent: str | None = None) -> list[AgentEvent]:
         """Report a call that is not open yet.

@@ -31,7 +31,7 @@ SHELLS: Final = ("bash", "sh", "zsh", "dash", "ash")
 
 
 class EventFactory:
-    """Makes events, each with the time at which it is made.
+    """Maker of events, each with the time of its making.
 
     Args:
         now: gives that time.
@@ -93,7 +93,7 @@ class EventFactory:
 
 
 def exit_code(value: Json) -> int | None:
-    """Return a command's exit code, None for a value that is none."""
+    """Return a value as a command's exit code; None if it is no such code."""
     is_code = isinstance(value, int) and not isinstance(value, bool) and -(2**31) <= value < 2**31
     return value if is_code else None
 

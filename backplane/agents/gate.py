@@ -43,7 +43,7 @@ class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolVerdict(msgspec.Struct, frozen=True):
-    """What was decided about a call."""
+    """Decision about a call."""
 
     request: ToolRequest
     refused: str | None

@@ -8,7 +8,7 @@ import socket
 import sys
 
 SOCKET = "BACKPLANE_AGENT_HOOKS"
-"""Variable with the socket's path: as an argument it would change what the agent was told to trust."""
+"""Variable with the socket's path: an argument would change the command that the agent trusts."""
 EXIT = "BACKPLANE_AGENT_HOOKS_EXIT"
 """Variable with the exit code that stops a tool if no answer came, for an agent that takes no words for it."""
 ANSWER_S_MAX = 320

@@ -19,13 +19,13 @@ from backplane.errors import BackendError
 from backplane.protocol.lines import LINE_BYTES_MAX, strict
 
 COMMAND: Final = shlex.join((sys.executable, "-I", "-S", hook.__file__))
-"""What an agent starts as a hook; the variable `hook.SOCKET` names the socket."""
+"""Command that an agent starts as a hook; the variable `hook.SOCKET` names the socket."""
 READ_S: Final = 30.0
-"""For a question to come in whole; it is written at once."""
+"""Seconds for a question to arrive whole; the hook program writes it at once."""
 ASKED_MAX: Final = 64
 """Questions that are worked on at once; those beyond wait."""
 PATH_BYTES_MAX: Final = 100
-"""Of a socket's path: macOS takes 103, Linux 107."""
+"""Most bytes of a socket's path: macOS takes 103, Linux 107."""
 
 Answer = Callable[[dict[str, Any]], Awaitable[Json]]
 """Answers a question; None denies what was asked about."""

@@ -67,7 +67,7 @@ OUTPUT_TOKENS_MIN: Final = 256
 """Shortest answer that is worth its call; with room for less the run ends before it."""
 
 HIDDEN_TOKENS: Final = 1_000
-"""What services put before a request (tools are explained to the model in some 350 tokens)."""
+"""Tokens that services put before a request: they explain tools to the model in some 350."""
 
 RESERVED: Final = (
     "a call was made only where the most it could cost was left: each byte of its request as a token of input, and "
@@ -75,7 +75,7 @@ RESERVED: Final = (
 )
 
 CONTEXT_CHARS_MAX: Final = 64 * 1024
-"""Of one context file that is shown at once; the model reads on by itself."""
+"""Most characters of a context file in the prompt; the model reads on by itself."""
 
 CONTEXT_FILES_MAX: Final = 50
 """Context files shown; further ones are named."""
@@ -109,14 +109,14 @@ SYSTEM: Final = (
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What the order says, checked before anything is asked."""
+    """An order, checked before the first request."""
 
     model: str
     parameters: dict[str, Any]
     system: str
     spec: RunSpec
     history: tuple[Message, ...] = ()
-    """What was said before this order."""
+    """Messages before this order."""
     reserved: bool = False
     """True for a share of a parent's budget, or a budget of tokens: a call is made only if its highest cost is left."""
     budget_tokens: int | None = None
@@ -198,7 +198,7 @@ class Account(EventReader):
     """What the calls of the model used; there is nothing else to read, as the agent tells what it does itself."""
 
     has_called = False
-    """Whether a call of the model was begun: one that failed may have cost something."""
+    """True if a call of the model was begun; one that failed may have cost something."""
 
     def used(self) -> receipt.Usage:
         if not self.has_called:
@@ -217,7 +217,7 @@ class Agent(BaseAgent):
         super().__init__(session, Account(session.run.now, toolbox.tree.root))
         self.model, self.toolbox, self.servers, self.task = model, toolbox, servers, task
         self._most: dict[str, int | None] = {"usd_micros": 0 if task.spec.price is not None else None, "tokens": 0}
-        """What the calls so far have cost at most: one that nobody knows the cost of counts as what it could."""
+        """Most that the calls so far can have cost; a call of unknown cost counts as its most."""
         self._run = session.run
         model.keeps_limit = task.reserved
         self._conversation = Conversation(
@@ -305,7 +305,7 @@ class Agent(BaseAgent):
         return room, ""
 
     def _call_most(self, sent: int, room: int) -> dict[str, int | None]:
-        """What a call costs at most."""
+        """Return the most that a call can cost."""
         price = self.task.spec.price
         return {"usd_micros": None if price is None else most(price, sent, room), "tokens": sent + room}
 
@@ -416,11 +416,11 @@ class Agent(BaseAgent):
 
 
 def _marked(conversation: Conversation) -> Conversation:
-    """Let a service that keeps only what it is told to keep all that was said so far: the next turn repeats it."""
+    """Mark the conversation for a service that caches a prompt only up to a mark: the next turn repeats it."""
     if conversation.dialect not in MARKED:
         return conversation
     first, *between, last = conversation.messages
-    # What an answer ends in may take no mark; one that was paused is only gone on with.
+    # The end of an answer may take no mark; a paused answer is only continued.
     end = last if last.role == "assistant" else _kept(last)
     return msgspec.structs.replace(conversation, messages=(_kept(first), *between, end))
 

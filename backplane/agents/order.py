@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from backplane.host import Given
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-"""Of a conversation: it becomes part of a path."""
+"""Id of a conversation, which becomes part of a path."""
 
 # The conversation -----------------------------------------------------------------------------------------------------
 
 
 class Continuation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an order asks of the conversation: one wish at most, and none that we do not know.
+    """Wish of an order about its conversation: one at most.
 
     In silence such an order would begin a conversation that nobody meant.
     """
@@ -51,7 +51,7 @@ class Continuation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def kept(self) -> bool:
-        """Whether it outlives the run."""
+        """Return True if the conversation outlives the run."""
         return self.keep or self.wanted is not None
 
 
@@ -72,7 +72,7 @@ def read_conversation(run: Given) -> Continuation:
 
 
 class AgentFolders(msgspec.Struct, frozen=True):
-    """Where the agent's state of this run lies."""
+    """Folders of the agent's state in this run."""
 
     state: str
     """Ours alone, and removed at the end."""
@@ -142,7 +142,7 @@ def without_version(base_url: str | None) -> str | None:
 def environment_of(
     run: Given, place: AgentFolders, own: Mapping[str, str | None], quiet: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the environment of the agent's program: the user's, ours over it, and the order's own variables last.
+    """Return the environment of the agent's program: the user's, then ours over it, then the order's variables.
 
     Args:
         own: set whatever the user has; one that is None is not.
@@ -234,7 +234,7 @@ def require_able(run: Given, row: AgentRow) -> None:
 
 
 def own_settings(run: Given, agent: str, known: Collection[str]) -> dict[str, Any]:
-    """What the order says to this agent alone, under `config.vendor`, all of it text; and a system prompt for any.
+    """Return the order's settings for this agent alone, all of them text, with the system prompt for any agent.
 
     Raises:
         ConfigError: `config_invalid`.
@@ -301,25 +301,25 @@ def found(program: str, install: str, env: Mapping[str, str]) -> str:
 CONTEXT_BYTES_MAX: Final = 1024 * 1024
 """Snippets of an order that travel in the prompt."""
 AGAIN: Final = "This does not satisfy the JSON Schema:\n{fault}\nAnswer with the corrected JSON value alone."
-"""To an agent that answers in words."""
+"""Request to correct an answer, for an agent that answers in words."""
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What an order asks of any agent; what it asks of one vendor's alone is given to that agent beside it."""
+    """An order as any agent's run takes it."""
 
     prompt: Json
     """The first words: a text, or blocks of a message."""
     silence_s: int = 0
-    """How long the agent may say nothing while no tool runs; 0 where it is not watched."""
+    """Seconds that the agent may be silent while no tool runs; 0 if it is not watched."""
     conversation: Continuation = Continuation()
     shape: AnswerSchema | None = None
-    """Of the answer."""
+    """Shape that the answer must have; None for any."""
     again: str = AGAIN
     """Said to an answer of another shape; `{fault}` is what is wrong with it."""
     labels: Mapping[str, str] = {}
     """Words by which the agent names a failure → the contract's code."""
     price: Price | None = None
-    """As configured; None where nothing is."""
+    """Configured price of the model; None without one."""
     budget_micros: int | None = None
     """None where there is no budget, or the agent holds it itself; so for the turns."""
     turns_max: int | None = None
@@ -359,7 +359,7 @@ def sampling_of(run: Given) -> dict[str, Any]:
 
 
 def read_history(run: Given) -> tuple[ir.Message, ...]:
-    """What was said before this order, `config.vendor.abp.history`; calls without a result get one that says so.
+    """Read the messages before this order, `config.vendor.abp.history`; a call without a result gets one that says so.
 
     Raises:
         ConfigError: `config_invalid`.
@@ -422,7 +422,7 @@ def shown(words: str, images: list[Json]) -> Json:
 
 
 def spec_in_words(run: Given, row: AgentRow, block: Callable[[str, str], Json]) -> RunSpec:
-    """The order for an agent that is asked, and answers, in words: it is told the shape, and limits are counted by us.
+    """Return the order for an agent that is asked, and answers, in words; the host counts its limits.
 
     Args:
         block: as `image_blocks` takes it.

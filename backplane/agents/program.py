@@ -28,12 +28,12 @@ Started = tuple[tuple[str, ...], dict[str, str]]
 """A command and its environment."""
 
 CANCEL_SHARE: Final = 0.5
-"""Of the grace: for the agent to end its turn by itself; the rest is for the program."""
+"""Share of the grace for the agent to end its turn; the rest is for the program."""
 STOP_GRACE_S: Final = 1.0
-"""For the program, whose stdin is closed by then: a tenth of that is usual."""
+"""Seconds for the program to end after its stdin was closed: a tenth of that is usual."""
 LADDER_S: Final = 0.5
 EXIT_S: Final = 0.5
-"""For a program whose output is closed to end, so that its exit can be told."""
+"""Seconds for a program to end after it closed its output, so that its exit is known."""
 STDERR_CHARS: Final = 2000
 OF_PROGRAM: Final = frozenset({"backend_crashed", "backend_unavailable", "backend_timeout"})
 """Failures that the program's own words may explain; to any other they are noise, as most of them are warnings."""

@@ -1,4 +1,4 @@
-"""What readers of agents' messages keep and tell alike: calls, pieces of an answer, tokens, failures. Pure."""
+"""Base of the readers of agents' messages: calls, pieces of an answer, tokens, failures. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from backplane.protocol.jsonrpc import Notification
 from backplane.upstream.cost import Price, Spent
 
 WORDS_CHARS_MAX: Final = 500
-"""Of an agent's words that are told beside the work: a warning, why a model is asked again."""
+"""Most characters of an agent's words in a warning or a retry."""
 GONE: Final = frozenset({"failed", "cancelled", "error", "disconnected", "disabled", "needs-auth"})
-"""What agents say of an MCP server that a run has to do without."""
+"""States of an MCP server that the run has to do without."""
 NAMES: Final = ("name", "server", "serverName")
 """Members in which they name it."""
 
@@ -31,11 +31,11 @@ class TurnFailure(msgspec.Struct, frozen=True):
     label: str = ""
     """The agent's own word for it."""
     status: int | None = None
-    """Of its model's service."""
+    """HTTP status of the model's service."""
 
 
 class EventReader:
-    """Reads an agent's messages as events of the contract; a call is told once, and its result once.
+    """Reader of an agent's messages: it makes events of the contract.
 
     A vendor's reader has its kinds of messages in `READS`, and what each of them means.
 
@@ -59,12 +59,12 @@ class EventReader:
         self._make, self._root, self._tools = EventFactory(now, root), root, tools or {}
         self.price: Price | None = None
         self.spent = Spent()
-        """What the run used, as far as it is told while it works; nothing where the agent holds its limits itself."""
+        """Tokens and cost of the run so far; empty if the agent itself holds the limits."""
         self.calls = OpenCalls(self._make, shows=shows)
         self.goes_on = False
-        """Whether another request to the model follows the last one."""
+        """True if another request to the model follows the last one."""
         self.acted = self.spoke = False
-        """Whether there was a call; whether the last thing that happened was a message."""
+        """True if there was a call; if the last thing that happened was a message."""
         self.text = ""
         """The last message."""
         self.failure: TurnFailure | None = None
@@ -82,7 +82,7 @@ class EventReader:
 
     @property
     def at_work(self) -> bool:
-        """Whether a tool runs."""
+        """Return True if a tool runs."""
         return bool(self.calls.open)
 
     def read(self, message: Notification) -> list[AgentEvent]:
@@ -172,7 +172,7 @@ class EventReader:
 
 
 def counts_of(told: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> TokenCounts:
-    """Return an agent's counters as ours.
+    """Map an agent's counters to the contract's.
 
     Args:
         names: our counter → the agent's whose sum it is; one of which none is told is not known.

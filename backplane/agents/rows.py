@@ -94,7 +94,7 @@ class McpServer(msgspec.Struct, frozen=True):
 
 
 class ModelOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How an agent is told its model."""
+    """Way to give an agent the name of its model."""
 
     variable: str | None = None
     """Variable that takes the model's name."""
@@ -184,7 +184,7 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retries: int = RETRIES
     """Requests that repeat one call of the model after the first: 1 is two requests at most."""
     provider: str = ""
-    """What kind of service is at `base_url`."""
+    """Kind of the service at `base_url`."""
     wire_api: Literal["completions", "responses"] = "completions"
     """Which of OpenAI's protocols the service speaks."""
     context_tokens: int = 262_144
@@ -212,7 +212,7 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tools: dict[str, str] = {}
     """The agent's names of tools → the neutral names."""
     notices: tuple[Notice, ...] = ()
-    """What the agent says itself among the words of its model; the first that fits counts."""
+    """The agent's own words among its model's; the first that fits counts."""
     failed_request: str = ""
     """A regular expression for the line of the log that reports a failed request; empty if the agent writes none."""
     log: str = ""

@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from backplane.process.child import Child
 
 TOOL_S_MAX: Final = 3600.0
-"""For one tool: a test suite may take an hour, and a sub-agent works longer than any command."""
+"""Seconds that one tool may take: a test suite may run an hour, and a sub-agent works longer than any command."""
 SIGN_OF_LIFE_S: Final = 60.0
-"""Between two words about a tool that works in silence: a control plane gives up a silent run after five minutes."""
+"""Seconds between two reports of a tool that works in silence: a control plane ends a silent run after five minutes."""
 HALT_S: Final = 2.0
 """Seconds for a turn to stop at a limit, before its program is ended; an abort takes milliseconds."""
 REPAIRS_MAX: Final = 2
 """Tries to correct an answer of the wrong shape; who needs a third does not find it."""
 WORDS_CHARS_MAX: Final = 2000
-"""Of an agent's own words for a failure: a service's answer may be a whole page."""
+"""Most characters of an agent's own words for a failure: a service's answer may be a whole page."""
 MALFORMED_MAX: Final = 20
-"""Lines of an agent that are no messages and are told: one that writes more of them keeps a log there."""
+"""Most lines without a message that are reported: an agent that writes more of them keeps a log there."""
 WORDLESS: Final = "the agent ended without a word"
 UNCOUNTED: Final = "what this costs is not known any more, so the budget cannot be held (max_budget_usd)"
 
@@ -56,15 +56,15 @@ T = TypeVar("T")
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How a turn ended, judged by all that the agent said of it and not by its word for success."""
+    """End of a turn, judged by all that the agent reported of it and not by its word for success."""
 
     outcome: Literal["complete", "partial", "failed"] = "complete"
     words: str = ""
-    """Told as an error."""
+    """Words of the error; empty without one."""
     code: str | None = None
-    """Of that error."""
+    """Code of that error."""
     note: str = ""
-    """Told as a warning."""
+    """Words of a warning; empty without one."""
     limit: str = ""
     """The limit that ended it, as the contract calls it."""
     stopped: bool = False
@@ -90,15 +90,15 @@ class Agent:
     """One vendor's agent in one run; a vendor gives `open`, `say`, `stop`, `reply` and what else differs with it."""
 
     keeps_calls = True
-    """Whether passthrough keeps its calls and answers, too."""
+    """True if passthrough keeps the agent's calls and answers, too."""
     is_ours = False
-    """Whether there is no vendor's program: then an answer of the wrong shape is an error of the run itself."""
+    """True for our own agent: there an answer of the wrong shape is an error of the run itself."""
     withdrawn: Json | RpcError = RpcError(0, "the question was withdrawn")
-    """What a question is answered with whose turn was stopped."""
+    """Answer to a question whose turn was stopped."""
     answer_s = 60.0
-    """For an answer to a call: half a second is usual, a cold disk under load needs more."""
+    """Seconds for an answer to a call: half of one is usual, a cold disk under load needs more."""
     login_code: int | None = None
-    """Of a refusal by an agent that wants a login first; None where its protocol has no code for that."""
+    """Code of a refusal by an agent that wants a login first; None if its protocol has none."""
     pipe: Pipe
 
     def __init__(self, session: AgentRun, reader: EventReader) -> None:
@@ -176,7 +176,7 @@ class Agent:
             await self.session.change()
 
     def judge(self) -> Ending:
-        """Judge a turn that came to its end, by what was told in it."""
+        """Judge a turn that has ended, by what the reader saw of it."""
         reader, failure = self.reader, self.reader.failure
         if failure is not None:
             code = self.session.code_of(failure.words, failure.label, status=failure.status)
@@ -243,7 +243,7 @@ class AgentRun:
         return Pipe(child.stdin, child.stdout, answer=agent.answer, hear=hear, watch=self.watch, peer=self._peer)
 
     async def hear(self, message: Notification, *, is_sign: bool = True) -> None:
-        """Tell what the agent told.
+        """Emit the events of one message of the agent.
 
         Args:
             is_sign: whether it is a sign of life.
@@ -320,7 +320,7 @@ class AgentRun:
         await self.run.carry("session", body, f"session {id}")
 
     async def ask_person(self, question: str, options: tuple[Any, ...]) -> tuple[bool, str]:
-        """Put a question of the agent to a person: whether there was an answer, and what the agent is told."""
+        """Put a question of the agent to a person; return whether there was an answer, and the words for the agent."""
         verdict = await self.run.ask_user(question, options=options)
         if verdict.decision == "deny" and not verdict.text:
             return False, f"no answer: {verdict.reason or 'nobody is there'}; decide by yourself"
@@ -531,7 +531,7 @@ class Silence:
         self._run, self._silence_s, self._at_work, self._asking = run, silence_s, at_work, asking
         self.scope = anyio.CancelScope()
         self.broken = False
-        """Whether it was the silence that ended the scope."""
+        """True if the silence ended the scope."""
         self.heard_s = 0.0
         """Time of the last sign of life, by the monotonic clock."""
         self.heard()
@@ -545,7 +545,7 @@ class Silence:
         return f"nothing was heard of the agent for {self._silence_s} s"
 
     async def watch(self) -> None:
-        """Wait for too much of it; told of a tool that works in silence meanwhile."""
+        """End the scope after too long a silence; report a tool that works in silence once a minute."""
         told_s, passed, due_s = 0.0, False, self.heard_s
         while self._silence_s:
             now_s = time.monotonic()

@@ -19,7 +19,7 @@ from backplane.contract.canonical import Json
 from backplane.errors import ConfigError
 
 FAULTS_SHOWN: Final = 5
-"""Faults told at once; a model that gets all of fifty corrects none better."""
+"""Faults reported at once; a model that gets all of fifty corrects none better."""
 
 FAULTS_READ_MAX: Final = 100
 """Faults that are looked for; a list of a million wrong elements has a million."""
@@ -96,7 +96,7 @@ def _place(fault: Any) -> str:
 
 
 def _points_outside(schema: Json) -> bool:
-    """Whether a reference leads to another document, which would have to be fetched."""
+    """Return True if a reference leads to another document, which would have to be fetched."""
     if isinstance(schema, list):
         return any(_points_outside(item) for item in schema)
     if not isinstance(schema, dict):

@@ -56,13 +56,13 @@ OFFER: Final = {
 SETTLE_S: Final = 0.1
 """After the answer to a prompt: updates that were sent before it may still come."""
 HISTORY_S: Final = 0.5
-"""Without a word of an older conversation, after which it is over; it is told in one go."""
+"""Seconds without an update after which an older conversation counts as replayed; an agent replays it in one go."""
 BROKEN: Final = "the stream of the model's answer broke, and the agent took its words for the whole answer"
 WITHDRAWN: Final = "the turn was stopped before anybody had answered"
 
 
 class AcpSession(msgspec.Struct, frozen=True):
-    """What an agent said about its session."""
+    """Session that an agent has opened."""
 
     id: str
     modes: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class Agent(BaseAgent):
         """Its answer to `initialize`."""
         self._id = ""
         self._result: dict[str, Any] = {}
-        """Of the last prompt."""
+        """Result of the last prompt."""
         self._is_stopping = False
 
     # Opening ----------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class Agent(BaseAgent):
         return "session/load" if self._can("loadSession") else None
 
     def _can(self, *path: str) -> bool:
-        """Whether the agent announced this capability: `_can("promptCapabilities", "image")`."""
+        """Return True if the agent announced a capability: `_can("promptCapabilities", "image")`."""
         place: Json = self._said.get("agentCapabilities")
         for name in path:
             place = mapping(place).get(name)
@@ -375,7 +375,7 @@ def named_by_rules(policy: Policy) -> Callable[[str, str], bool]:
 
 
 _ANYWHERE: Final = {"path": "a", "url": "http://a"}
-"""Of a call that is judged by its name: one without a place is judged by that."""
+"""Input that names a place, so that the names of the tool alone decide."""
 
 
 def image_block(media_type: str, data: str) -> Json:
@@ -432,7 +432,7 @@ def choose(options: Json, allow: bool) -> str | None:
 
 
 def read_session(said: dict[str, Any]) -> AcpSession:
-    """What `session/new` offers, from whichever of the two places an agent puts it."""
+    """Read what `session/new` offers, from either of the two places where agents put it."""
     modes, models, options = (
         mapping(said.get("modes")),
         mapping(said.get("models")),

@@ -1,4 +1,4 @@
-"""The updates of one turn as events of the contract.
+"""Reader of a session's updates: it makes events of the contract.
 
 Agents announce a call in pieces, in any order, and some ask first and announce never. A call is told once, when its
 input is known, and its result once; what the protocol has no word for is kept as it came.
@@ -58,14 +58,14 @@ _NAME: Final = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 
 
 class AcpCall(OpenCall, kw_only=True):
-    """What is known of one tool call; `tool` is empty while the agent gives only a kind."""
+    """One tool call as known so far; `tool` is empty while the agent gives only a kind."""
 
     kind: str = "other"
     is_named: bool = False
     """The agent named the tool in a member for it; otherwise `tool` is the call's title."""
     output: Json = None
     text: str = ""
-    """What its content says, the latest."""
+    """Latest text of its content."""
     reported: str = ""
     """The part of a running command's output that was reported."""
     paths: list[str] = msgspec.field(default_factory=list)
@@ -111,11 +111,11 @@ class EventReader(BaseReader):
         self._text_chars = 0
         self._results_since_output = self._calls_since_words = False
         self.answered = self.denied = False
-        """Whether there was an answer in words; a denied call."""
+        """True if there was an answer in words; if a call was denied."""
         self.is_history = False
-        """Whether updates are of an older conversation, which is no part of this run."""
+        """True while the agent replays an older conversation, which is no part of this run."""
         self.ever_acted = False
-        """Whether there was a tool call in any turn."""
+        """True if there was a tool call in any turn."""
         self.last_words = ""
         self._notices = [(re.compile(row.says, re.DOTALL), row) for row in notices if row.says]
         self.silent = next((row.code for row in notices if not row.says), None)
@@ -136,7 +136,7 @@ class EventReader(BaseReader):
 
     @property
     def closed_with_words(self) -> bool:
-        """Whether the last thing that happened was an answer, not a tool's result."""
+        """Return True if the last thing that happened was an answer, not a tool's result."""
         return self.answered and not self._results_since_output
 
     def read(self, message: Notification) -> list[AgentEvent]:
@@ -221,7 +221,7 @@ class EventReader(BaseReader):
         return self._make.warning(f"the agent says: {text[:NOTICE_CHARS_MAX]}")
 
     def take_failure(self, *, counted: bool) -> tuple[str, str] | None:
-        """Return the code and the words of the failure that the turn ended with; asked before `end`.
+        """Return the code and the words of the turn's failure, None without one. Call it before `end`.
 
         Args:
             counted: the agent told what the turn used. Without a call in it, the model has answered then.
@@ -237,7 +237,7 @@ class EventReader(BaseReader):
         return [] if usage is None else self.count(usage)
 
     def used(self) -> Usage:
-        # What is told is a call's tokens here and a turn's there, so nobody knows how many requests there were.
+        # Some updates count a call and some a turn, so the number of requests is unknown.
         usage = self.spent.usage()
         return usage if self._record is not None else msgspec.structs.replace(usage, request_units=None)
 
@@ -264,7 +264,7 @@ class EventReader(BaseReader):
         return [*events, *self._progress(call)]
 
     def recorded(self) -> list[AgentEvent]:
-        """What the agent's own record says since the last look: it is written before the model is asked again."""
+        """Report what is new in the agent's own record, which it writes before it asks its model again."""
         record = self._record
         if record is None:
             return []
@@ -293,7 +293,7 @@ class EventReader(BaseReader):
         meta = mapping(update.get("_meta"))
         name = next((one["toolName"] for one in (meta, *map(mapping, meta.values())) if "toolName" in one), None)
         prefix = _named_by(id)
-        # A question may call a tool "other" whose kind is known; what is asked may be told already, and go further.
+        # A request may say "other" of a call whose kind is known; and it may add to a call that was reported.
         call.kind = kind if isinstance(kind, str) and kind != "other" else call.kind
         if isinstance(update.get("rawInput"), dict):
             call.input = {**call.input, **update["rawInput"]}
@@ -317,7 +317,7 @@ class EventReader(BaseReader):
         return call
 
     def asked(self, tool_call: dict[str, Any]) -> tuple[AcpCall, list[AgentEvent]]:
-        """The call that the agent wants to be allowed, and what has to be told before anybody is asked."""
+        """Return the call in a permission request, and the events to emit before it is decided."""
         fresh = str(tool_call.get("toolCallId")) not in self._calls
         known = self._calls.get(str(tool_call.get("toolCallId")))
         recorded = self.recorded()
@@ -379,7 +379,7 @@ class EventReader(BaseReader):
         return None
 
     def message(self) -> list[AgentEvent]:
-        """The whole message whose deltas were told, when there is one."""
+        """Report the message whose deltas were emitted, if there is one."""
         held, self._held = self._held, None
         events = [] if held is None else self._words(held[0])
         if not self._text:
@@ -418,9 +418,9 @@ class EventReader(BaseReader):
         return [*events, self._make.turn(stop_reason)]
 
     def close(self) -> list[AgentEvent]:
-        """Return what is still to be told: the message that was begun, and results of open calls."""
+        """Report what is left at the end: the message that was begun, and results of open calls."""
         events = [*self.recorded(), *self.message()]
-        if self.goes_on:  # Cut off in a turn whose calls were told: it counts as one.
+        if self.goes_on:  # A turn that was cut off after its calls counts as one.
             self.goes_on = False
             events.append(self._make.turn("tool_use"))
         left = self.calls.close()
@@ -428,7 +428,7 @@ class EventReader(BaseReader):
         return [*events, *left]
 
     def _progress(self, call: AcpCall) -> list[AgentEvent]:
-        """What a running command wrote since it was last told."""
+        """Report the new output of a running command."""
         if call.kind != "execute" or not call.is_said or not call.text.startswith(call.reported):
             return []
         news, call.reported = call.text[len(call.reported) :], call.text

@@ -33,7 +33,7 @@ from backplane.host import HostRun
 
 
 def require_effect(run: HostRun, profile: AgentRow) -> None:
-    """Refuse what an order says and this agent cannot be told, before anything is started.
+    """Refuse an order that asks for what this agent has no setting for, before anything is started.
 
     Raises:
         BackendError: `capability_unsupported`.
@@ -53,7 +53,7 @@ def require_effect(run: HostRun, profile: AgentRow) -> None:
 
 
 def start(profile: AgentRow, run: HostRun, state: str) -> Started:
-    """What is started for an order; the session's own folders are made. Raises ConfigError, BackendError."""
+    """Return the command and environment for an order, and make its folders. Raises ConfigError, BackendError."""
     require_effect(run, profile)
     place = place_of(run, state, own=profile.own_state, conversations=KEPT)
     if profile.in_place:

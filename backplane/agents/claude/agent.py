@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 SETTLE_S: Final = 1.0
 """After a result, for the word that the agent is idle; a version that does not say it is believed then."""
 HOOK_S: Final = 3600
-"""For the answer to a question before a tool; a person may take long, and the control plane has its own clock."""
+"""Seconds for the answer to a hook; a person may take long, and the control plane has its own clock."""
 LIMITS: Final = {
     "max_turns": "max_turns", "error_max_turns": "max_turns",
     "budget_exhausted": "budget", "error_max_budget_usd": "budget",
@@ -53,12 +53,12 @@ LIMITS: Final = {
 LOGIN: Final = (
     "export its key (`backplane backends` names the variable), or use your own login with options = {own_state = true}"
 )
-"""What helps against a missing login: the agent names a command of its own window, which nobody has here."""
+"""Next step for a missing login: the agent itself names a command of its own window."""
 KEPT: Final = (
     "subtype", "terminal_reason", "api_error_status", "stop_reason", "num_turns", "session_id", "usage",
     "model_usage_since_last_result", "permission_denials", "total_cost_usd",
 )  # fmt: skip
-"""Of the last result, kept in the receipt as it came; sums there may go over several runs."""
+"""Members of the last result that the receipt keeps as they came; its sums may cover several runs."""
 
 
 class Agent(BaseAgent):

@@ -61,7 +61,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 def read_question(request: Mapping[str, Any]) -> Question | None:
-    """A control request as a question; None for one that is none we know."""
+    """Parse a control request; return None if its subtype is unknown."""
     kind, body = request.get("subtype"), request
     when = "permission" if kind == "can_use_tool" else str(request.get("callback_id"))
     if kind == "hook_callback" and isinstance(request.get("input"), dict):
@@ -82,7 +82,7 @@ def allow(question: Question, input: Json = None) -> Json:
 
 
 def deny(question: Question, reason: str) -> Json:
-    """Do not let it run; the model is told why."""
+    """Return the answer that denies a call and gives the model the reason."""
     if question.when == "permission":
         return {"behavior": "deny", "message": reason}
     return _hook(question.when, {"permissionDecision": "deny", "permissionDecisionReason": reason})
@@ -124,7 +124,7 @@ _PLACES: Final[dict[str, Callable[[dict[str, Any], str], Json]]] = {
 
 
 def text_of(question: Question) -> str:
-    """What a tool's output says, as far as it is text."""
+    """Return the text in a tool's output."""
     output = question.output
     if isinstance(output, str):
         return output

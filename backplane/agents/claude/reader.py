@@ -1,4 +1,4 @@
-"""What such an agent tells of one run, as events of the contract.
+"""Reader of Claude Code's messages: it makes events of the contract.
 
 Deltas come as the model's own stream, then each block of a message once more whole; results of tools come as messages
 of the user. Words of a sub-agent are told as those of a task; what the contract has no word for is kept as it came.
@@ -31,7 +31,7 @@ REFUSALS: Final = (401, 403)
 RETRIES_REFUSED_MAX: Final = 1
 
 THERE: Final = ("connected", "pending")
-"""What the agent says of an MCP server whose tools it has, or is still to have."""
+"""States of an MCP server whose tools the agent has or will have."""
 
 TASKS: Final = frozenset({"task_started", "task_updated", "task_progress", "task_notification"})
 
@@ -60,7 +60,7 @@ _TOTALS: Final = {
 
 
 class TurnResult(msgspec.Struct, frozen=True):
-    """How the agent says that its work ended."""
+    """End of the agent's work by its own account."""
 
     subtype: str
     is_error: bool
@@ -79,7 +79,7 @@ class EventReader(BaseReader):
     def __init__(self, now: Callable[[], str], root: str, tools: Mapping[str, str]) -> None:
         super().__init__(now, root, tools)
         self._is_named = False
-        """Whether the conversation was told; it is named at the begin of each turn."""
+        """True if the conversation was reported; the agent names it at the begin of each turn."""
         self.tasks = 0
         """Sub-agents that are still at work."""
         self.idle = False
@@ -87,7 +87,7 @@ class EventReader(BaseReader):
         """The agent's own word for a failure of its model."""
         self.results: list[TurnResult] = []
         self.refused = False
-        """Whether its last result is ours: the agent goes on to ask a service that refuses it."""
+        """True if the last result is ours, as the agent repeats a request that its service refuses."""
         self._streamed: set[str] = set()
         self._open: str | None = None
         """The message that the model streams."""
@@ -199,7 +199,7 @@ class EventReader(BaseReader):
         return broken
 
     def _broken(self, id: str) -> list[AgentEvent]:
-        """What a message left that was begun and never ended, when another takes its place: the agent tells nothing."""
+        """Take back the pieces of a message that never ended, when another takes its place."""
         is_left = self._open not in (None, id)
         if not is_left and (not self._chars or self._of in (None, id)):
             return []

@@ -50,13 +50,13 @@ MIGRATED: Final = {
 }  # fmt: skip
 """Settings that the program writes into a new folder at its first start; with them it starts some 60 ms faster."""
 SETTINGS: Final = {"effort": "--effort", "system": "--append-system-prompt", "fallback_model": "--fallback-model"}
-"""What an order may set under `config.vendor.claude`, and the program's argument for it."""
+"""Settings of an order under `config.vendor.claude` → the program's argument."""
 EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
-"""With any other the program goes on as if nothing had been said, and tells nobody but its stderr."""
+"""Efforts that the program knows; it ignores any other value and only logs it."""
 
 
 def start(options: AgentRow, run: Given, state: str) -> Started:
-    """What is started for an order. Raises ConfigError, BackendError."""
+    """Return the command and environment for an order. Raises ConfigError, BackendError."""
     place = place_of(run, state, own=options.own_state, conversations="projects/*/{}.jsonl")
     own = {
         **QUIET,
@@ -108,7 +108,7 @@ def arguments(run: Given, options: AgentRow, place: AgentFolders) -> list[str]:
 
 
 def withheld(run: Given) -> frozenset[str]:
-    """The tools that the policy forbids by name, whatever their input is: the model is not told of them."""
+    """Return the tools that the policy forbids by name; they are not offered to the model."""
     names: set[str] = set()
     for tool in OFFERED:
         decision = run.policy.decide_tool_call(tool, {}, root=run.order.workspace.root, aliases=ALIASES)

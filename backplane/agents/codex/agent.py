@@ -40,7 +40,7 @@ OFFER: Final[dict[str, Any]] = {
     "clientInfo": {"name": "backplane", "version": "0.1.0"},
     "capabilities": {"experimentalApi": True},
 }
-"""Who we are, and that we know the experimental parts of the protocol."""
+"""Parameters of `initialize`: our name, and that we know the experimental parts of the protocol."""
 
 SERVERS_S: Final = 30.0
 """Longest wait for all MCP servers before the first turn. Codex gives up on a server after 10 s by default."""
@@ -63,7 +63,7 @@ class Agent(BaseAgent):
         self._servers = mcp_servers(run, options).keys()
         self._is_kept = session.spec.conversation.kept or options.own_state
         self._is_listed = options.own_state or options.base_url == "https://api.openai.com/v1"
-        """Whether the model's list price holds: it is its vendor's own service."""
+        """True if the model's list price holds, as the service is the vendor's own."""
         self._model = ""
 
     async def hear(self, message: Notification) -> None:

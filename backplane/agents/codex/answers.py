@@ -1,4 +1,4 @@
-"""What Codex asks before it acts, read as requests of the gate, and the answers in its own words. Pure."""
+"""Codex's questions before it acts as requests of the gate, and the answers in its own words. Pure."""
 
 from __future__ import annotations
 

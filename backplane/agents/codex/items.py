@@ -36,7 +36,7 @@ def called(item: Mapping[str, Any], root: str) -> OpenCall | None:
 
 
 def operations(patch: Json) -> list[str]:
-    """What a patch does, as the contract's tools are called."""
+    """Return the contract's tools that do what a patch does."""
     kinds = [change["kind"] for change in mappings(mapping(patch).get("changes"))]
     return list(dict.fromkeys("write_file" if kind == "add" else "edit_file" for kind in kinds))
 

@@ -1,4 +1,4 @@
-"""What such an agent tells, as events of the contract.
+"""Reader of Codex's notifications: it makes events of the contract.
 
 An item is told when it begins and again when it is whole; its deltas between. A call is told once, and its result
 once. Whatever has no word in the contract is kept as it came.
@@ -43,14 +43,14 @@ _COUNTERS: Final = {
 
 
 class TurnEnd(msgspec.Struct, frozen=True):
-    """How a turn ended, by the agent's own account."""
+    """End of a turn by the agent's own account."""
 
     turn: str
     status: str
     """completed, interrupted, failed."""
     message: str = ""
     info: Json = None
-    """What kind of failure it was: a word, or an object with one member."""
+    """Kind of the failure: a word, or an object with one member."""
 
 
 class EventReader(BaseReader):
@@ -69,7 +69,7 @@ class EventReader(BaseReader):
         self.settled: set[str] = set()
         """MCP servers that are ready, or will never be."""
         self._acted_since = False
-        """Whether there was a call since the last answer of the model."""
+        """True if there was a call since the last answer of the model."""
         self._deltas: set[str] = set()
         self._trouble: dict[str, Any] = {}
 
@@ -80,7 +80,7 @@ class EventReader(BaseReader):
         if method in self.READS and not other:
             return self._read(method, params)
         if method in SILENT or (method == USED and not self.thread):
-            # What a conversation has used so far is told before it is open again, and is not of this run.
+            # Before a resumed thread is open, the agent reports the tokens of its earlier runs.
             return []
         return [self._make.kept(method, params)]
 
@@ -219,7 +219,7 @@ class EventReader(BaseReader):
 
 
 def _info(error: Mapping[str, Any]) -> Json:
-    """What kind of failure it is; the member is named after the agent."""
+    """Return the kind of a failure; the member is named after the agent."""
     return next((value for name, value in error.items() if name.endswith("ErrorInfo")), None)
 
 

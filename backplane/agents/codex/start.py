@@ -50,11 +50,11 @@ HOOK: Final = (
 """The setting that makes it ask us before a command or a server's tool; a patch it asks about by itself."""
 
 SETTINGS: Final = ("effort", "summary", "system", "verbosity")
-"""What an order may set under `config.vendor.codex`."""
+"""Settings of an order under `config.vendor.codex`."""
 
 
 def start(options: AgentRow, run: Given, state: str) -> Started:
-    """What is started for an order. Raises ConfigError, BackendError."""
+    """Return the command and environment for an order. Raises ConfigError, BackendError."""
     require_able(run, options)
     place = place_of(run, state, own=options.own_state, conversations="sessions/*/*/*/*{}.jsonl*")
     env = environment_of(run, place, {"CODEX_HOME": place.config})
@@ -81,7 +81,7 @@ def thread_of(run: Given, options: AgentRow, env: dict[str, str]) -> tuple[str, 
         params["modelProvider"] = "backplane"
     params = {name: value for name, value in params.items() if value is not None}
     if asked.wanted is not None:
-        # What was said before is the agent's affair; told to us whole it is a line as long as the conversation.
+        # The earlier turns would come in one line as long as the whole conversation.
         params |= {"threadId": asked.wanted, "excludeTurns": True}
         return "thread/resume" if asked.resume else "thread/fork", params
     return "thread/start", {**params, "ephemeral": not (asked.keep or options.own_state)}

@@ -20,7 +20,7 @@ HOME: Final = ("CODEX_HOME", ".codex", "sessions")
 FILES: Final = "*/*/*/rollout-*.jsonl"
 _BESIDE: Final = frozenset({"event_msg", "turn_context", "world_state", "token_usage_record", "session_state"})
 _NOTED: Final = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<turn_aborted>")
-"""How words begin that the program itself puts in; newer versions say it beside them."""
+"""Beginnings of messages that the program itself puts in; newer versions mark them by a member."""
 
 
 def id_of(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Copilot's headless server: one session, words in it, hooks before and after its tools, questions, an abort.
+"""Copilot's headless server: one session, prompts in it, hooks before and after its tools, questions, an abort.
 
 Every tool call is put to the control plane by the agent's hook before it runs, with an input that may be changed; what
 the agent asks for beside that, without a hook, is decided by the call that it belongs to, and refused where there is
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PROTOCOL_VERSION: Final = 3
 SETTINGS: Final = ("effort", "system")
-"""What an order may set under `config.vendor.copilot`."""
+"""Settings of an order under `config.vendor.copilot`."""
 TOOLS: Final = {
     "view": "read_file", "create": "write_file", "edit": "edit_file", "apply_patch": "edit_file", "rg": "grep",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What Copilot's session tells, as events of the contract.
+"""Reader of the events of Copilot's session: it makes events of the contract.
 
 An answer comes in deltas and then whole, a call when it starts and when it is over. A sub-agent's words are no answer
 of the run and are kept as they came; its calls are told like any other, below the call that began it.
@@ -45,11 +45,11 @@ class EventReader(BaseReader):
     def __init__(self, now: Callable[[], str], root: str, tools: Mapping[str, str], *, shows: bool = False) -> None:
         super().__init__(now, root, tools, shows=shows)
         self.idle = False
-        """Whether the session waits for words."""
+        """True if the session waits for a prompt."""
         self.aborted = False
-        """Whether the turn was stopped."""
+        """True if the turn was stopped."""
         self._counted: TokenCounts | None = None
-        """What the last request took, until its answer says whether another one follows."""
+        """Tokens of the last request, until its answer says whether another one follows."""
         self._seen: set[str] = set()
         """Thoughts that came in deltas, by id."""
 
@@ -145,7 +145,7 @@ class EventReader(BaseReader):
         return self.calls.end(id, output, failed=data.get("success") is not True, ran=ran, changes=changes)
 
     def close(self) -> list[AgentEvent]:
-        """Return what is still to be told: what the last request took, and results of open calls."""
+        """Report what is left at the end: tokens of the last request, and results of open calls."""
         return [*self._counted_now(), *super().close()]
 
     # Ends -------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ QUIET: Final = {"COPILOT_AUTO_UPDATE": "false", "NO_COLOR": "1"}
 
 
 def start(options: AgentRow, run: Given, state: str) -> Started:
-    """What is started for an order. Raises ConfigError, BackendError."""
+    """Return the command and environment for an order. Raises ConfigError, BackendError."""
     place, quiet = place_of(run, state, own=options.own_state, conversations="session-state/{}"), dict(QUIET)
     if place.config is not None:
         # It unpacks 235 MB at its start, which no run may leave to another: the next one would run what lies there.

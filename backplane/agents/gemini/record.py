@@ -20,20 +20,20 @@ from backplane.agents.events import is_count, mapping, mappings
 from backplane.dialects.ir import TokenCounts
 
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
-"""One look at the file: what came since the last one. More of it is left out, and its outputs are not told."""
+"""Most bytes read in one look at the file; outputs in what came beyond them are not reported."""
 _ID_CHARS: Final = 8
-"""Of a conversation's id in its file's name."""
+"""Characters of a conversation's id in its file's name."""
 _DAY_S: Final = 86_400
 _TRAILER: Final = re.compile(r"\n(Exit Code|Signal|Error|Background PIDs|Process Group PGID): ([^\n]*)\Z")
 _WRAPPED: Final = re.compile(r"\A<untrusted_context>\n(.*)\n</untrusted_context>\Z", re.DOTALL)
 
 
 class Output(msgspec.Struct, frozen=True):
-    """What a tool said to its model."""
+    """Output of a tool as the model got it."""
 
     text: str
     exit_code: int | None = None
-    """Of a command."""
+    """Exit code of a command; None if it is unknown."""
 
 
 class Record:
@@ -50,12 +50,12 @@ class Record:
         self._counted: set[str] = set()
         self._has_tokens = False
         self.requests: list[TokenCounts] = []
-        """What requests took since they were last looked at."""
+        """Tokens of the requests that were not reported yet."""
         self._words: list[str] = []
         self.is_unended = False
         """True if the last answer has words and no tokens, and an earlier one had tokens: its stream broke."""
         self.outputs: dict[str, Output] = {}
-        """What tools said, by their call's id; whoever tells it takes it out."""
+        """Outputs of tools that were not reported yet, by the call's id."""
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class Record:
         return any(self._words)
 
     def words(self) -> str:
-        """What the model said, and was kept, since this was asked."""
+        """Return the recorded words of the model since the last call."""
         words, self._words = "".join(self._words), []
         return words
 
@@ -160,7 +160,7 @@ def home_of(config: str | None) -> Path:
 
 
 def read_output(tool: str, response: dict[str, Any]) -> Output:
-    """What a tool's answer says; of a command, its output and its exit code."""
+    """Read a tool's answer: its text, and the exit code of a command."""
     text = response.get("error", response.get("output"))
     words = text if isinstance(text, str) else msgspec.json.encode(text).decode()
     if tool != "run_shell_command" or "error" in response:

@@ -1,4 +1,4 @@
-"""Kimi on its local server: one session, prompts in it, its hook before each tool, questions, an abort.
+"""Kimi's agent on its local server: one session, prompts, a hook before each tool, questions, an abort.
 
 Every tool call is put to the control plane by the agent's hook, whose question names the call; what the agent asks to
 be approved beside that goes by what was decided there. What its program is told beside that is `start`'s affair.
@@ -36,9 +36,9 @@ TOOLS: Final = {
     "FetchURL": "web_fetch", "WebSearch": "web_search", "AskUserQuestion": "ask_user",
 }  # fmt: skip
 SETTINGS: Final = {"thinking": "thinking"}
-"""What an order may set under `config.vendor.kimi`, and the session's name for it."""
+"""Settings of an order under `config.vendor.kimi` → the session's name for each."""
 EVENTS_S: Final = 30.0
-"""For the agent's server to say that events will come."""
+"""Seconds for the agent's server to confirm the subscription to its events."""
 
 
 class Agent(BaseAgent):

@@ -1,4 +1,4 @@
-"""What Kimi's session tells, as events of the contract.
+"""Reader of the events of Kimi's session: it makes events of the contract.
 
 An answer comes in deltas, and its step says when it is whole; a call is told when it starts or is asked about, which
 ever comes first. A sub-agent's words are kept as they came, and are no answer of the run.
@@ -52,9 +52,9 @@ class EventReader(BaseReader):
         self._words: list[str] = []
         """The pieces of the answer."""
         self._counted: dict[str, int] = {}
-        """What is counted of this turn, by the agent's counters."""
+        """Tokens counted in this turn, by the agent's counters."""
         self._is_counted = False
-        """Whether the request that is open is: its tokens are told before its calls run, and again at its end."""
+        """True if the open request is counted: its tokens come before its calls run, and again at its end."""
 
     def begin(self) -> None:
         """Begin another turn."""
@@ -94,11 +94,11 @@ class EventReader(BaseReader):
         if not self._is_counted:
             self._count_also(_counters(mapping(data.get("usage"))))
         self._is_counted = False
-        # Its calls have run by now, so the words before them are told already.
+        # The calls have run by now, so the words before them were reported.
         return [*self._message(), self._make.used(self.used()), self._make.turn(data.get("finishReason"))]
 
     def _status(self, data: dict[str, Any]) -> list[AgentEvent]:
-        """What the turn has used so far: told when the model has answered, so a budget holds before its calls run."""
+        """Count the tokens of the turn so far; they come before the calls of an answer run, so that a budget holds."""
         turn = _counters(mapping(mapping(data.get("usage")).get("currentTurn")))
         new = {name: count - self._counted.get(name, 0) for name, count in turn.items()}
         if min(new.values(), default=0) < 0 or not any(new.values()):

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from backplane.process.child import Child
 
 START_S: Final = 60.0
-"""For the program to say where it listens: two seconds are usual, a cold disk needs more."""
+"""Seconds for the program to print its address: two are usual, a cold disk needs more."""
 ANSWER_S: Final = 60.0
-"""For an answer to a call."""
+"""Seconds for an answer to a call."""
 OUTPUT_BYTES_MAX: Final = 64 * 1024
-"""Of the program's output, in which its address is looked for."""
+"""Most bytes of the program's output in which its address is searched."""
 _ADDRESS: Final = re.compile(rb"(http://127\.0\.0\.1:\d{1,5})/\S*token=([\w.~-]+)")
 
 Hear = Callable[[bytes, dict[str, Any]], Awaitable[None]]
@@ -177,7 +177,7 @@ class KimiServer:
                 await self._stream.send(data)
 
     async def close(self) -> None:
-        """Let go of both connections."""
+        """Close both connections."""
         with anyio.CancelScope(shield=True):
             if self._stream is not None:
                 await anyio.aclose_forcefully(self._stream)

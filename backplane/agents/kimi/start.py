@@ -43,7 +43,7 @@ MODEL: Final = "ours"
 
 
 def require_effect(run: Given, options: AgentRow) -> None:
-    """Refuse what an order says and this agent cannot be told. Raises BackendError, ConfigError."""
+    """Refuse an order that this agent cannot carry out. Raises BackendError, ConfigError."""
     if importlib.util.find_spec("websockets") is None:
         fact = "the host kimi needs the package websockets"
         raise BackendError("backend_unavailable", fact, hint=install_hint("kimi"))
@@ -55,7 +55,7 @@ def require_effect(run: Given, options: AgentRow) -> None:
 
 
 def start(options: AgentRow, run: Given, state: str) -> Started:
-    """What is started for an order; the agent's settings are written. Raises ConfigError, BackendError."""
+    """Return the command and environment for an order; the agent's settings are written."""
     require_effect(run, options)
     place = place_of(run, state, own=False, conversations=KEPT)
     require_same_folder(run, place)
