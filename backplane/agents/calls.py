@@ -58,10 +58,11 @@ class OpenCalls:
         return [self._make.called(call.id, call.name, call.input, parent)]
 
     def find(self, name: str, input: Json) -> str:
-        """Return the id of a call that is open or decided; empty if none has this name and input."""
+        """Return the id of a call with this name and input, first of one without a verdict; empty if there is none."""
         asked = {id: verdict.request for id, verdict in self.verdicts.items()}
         known = [(id, one.name, one.input) for rows in (self.open, asked) for id, one in rows.items()]
-        return next((id for id, *call in known if call == [name, input]), "")
+        same = [id for id, *call in known if call == [name, input]]
+        return next((id for id in same if id not in self.verdicts), same[0] if same else "")
 
     def input_of(self, call: OpenCall) -> Json:
         """Return the input that a call runs with."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -286,10 +287,9 @@ def toml(text: str) -> str:
 
 def found(program: str, install: str, env: Mapping[str, str]) -> str:
     """The program's path. Raises BackendError: `backend_unavailable`, it is not there."""
-    # As `shutil.which` does, without loading three compressors.
-    folders = [""] if os.sep in program else filter(os.path.isabs, env.get("PATH", os.defpath).split(os.pathsep))
-    paths = (os.path.join(folder, program) for folder in folders)
-    path = next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
+    # A relative folder of PATH could hold a program of the workspace.
+    folders = filter(os.path.isabs, env.get("PATH", os.defpath).split(os.pathsep))
+    path = shutil.which(program, path=os.pathsep.join(folders))
     if path is None:
         fix = f"install it: {install}" if install else 'name its path: options = { program = "PATH" }'
         raise BackendError("backend_unavailable", f"{program} is not found or not executable", hint=fix)
