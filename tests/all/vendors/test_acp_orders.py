@@ -129,8 +129,8 @@ class Qwen(OpenCode):
         self.labels[FORK] = "refused: the agent announces no fork"
 
     def options(self, url: str) -> dict[str, Any]:
-        model = {"variable": "OPENAI_MODEL", "default": "scripted-model"}
-        return {"profile": "qwen", "program": vendor("qwen"), "base_url": f"{url}/v1", "model": model}
+        program = vendor("qwen")
+        return {"profile": "qwen", "program": program, "base_url": f"{url}/v1", "model": "scripted-model"}
 
     def variables(self) -> dict[str, str]:
         return {"OPENAI_API_KEY": "scripted-key-1"}
