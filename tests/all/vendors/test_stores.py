@@ -11,8 +11,7 @@ import pytest
 
 from backplane.contract.conversation import AgentMessage, Message, UserMessage
 from backplane.dialects import dialect, ir
-from backplane.providers import exchange
-from backplane.providers.stores import read_stored
+from backplane.providers.stores import import_stored, read_stored
 from backplane.testing import ModelServer, Turn
 from tests.all.vendors.stores import Store, environ_of, script
 
@@ -97,6 +96,6 @@ def taken_in(store: Store, id: str, asked: Any) -> Any:
     assert [pair for pair in zip(rows, theirs, strict=False) if not same(*pair)] == []
     said = [message for message in stored.messages if isinstance(message, AgentMessage)]
     assert ["".join(part.text.split()) for message in said for part in message.thinking] == ["thinkfirst"]
-    file = exchange.take_in(name, id, "any", environ)
+    file = import_stored(name, id, "any", environ)
     assert [len(turn.messages) for turn in file.turns] == [len(stored.messages) - 2, 2]
     return file
