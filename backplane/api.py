@@ -125,9 +125,9 @@ def run(order: WorkOrder | str, *, on_event: OnEvent | None = None, **given: Any
         order: a work order, or just the task. Keyword arguments replace its members.
         on_event: a plain or `async` function that is called with each event in the loop of the run, which is in the
             caller's thread unless a loop is running there.
-        given: as in `start`: `backend`, `root`, `model`, `policy`, `lane`, `max_turns`, `max_budget_usd`, `output`,
-            `on_ask`, `hooks`, `tools`, `timeout`, `limits`, `settings`, `home`, and the wishes for the router: `type`,
-            `preference`, `priority`, `strategy`, `max_cost_usd_micros`, `max_latency_ms`, `allow_unknown`,
+        given: as in `start`: `backend`, `root`, `model`, `policy`, `lane`, `max_turns`, `max_budget_usd`,
+            `wait_for_limit`, `output`, `on_ask`, `hooks`, `tools`, `timeout`, `limits`, `settings`, `home`, and the
+            wishes for the router: `type`, `preference`, `priority`, `strategy`, `max_cost_usd_micros`, `max_latency_ms`, `allow_unknown`,
             `input_tokens`, `output_tokens`, `seed`.
 
     Raises:
