@@ -127,8 +127,8 @@ def run(order: WorkOrder | str, *, on_event: OnEvent | None = None, **given: Any
             caller's thread unless a loop is running there.
         given: as in `start`: `backend`, `root`, `model`, `policy`, `lane`, `max_turns`, `max_budget_usd`,
             `wait_for_limit`, `output`, `on_ask`, `hooks`, `tools`, `timeout`, `limits`, `settings`, `home`, and the
-            wishes for the router: `type`, `preference`, `priority`, `strategy`, `max_cost_usd_micros`, `max_latency_ms`, `allow_unknown`,
-            `input_tokens`, `output_tokens`, `seed`.
+            wishes for the router: `type`, `preference`, `priority`, `strategy`, `max_cost_usd_micros`,
+            `max_latency_ms`, `allow_unknown`, `input_tokens`, `output_tokens`, `seed`.
 
     Raises:
         ConfigError, PolicyError, BackendError, CapabilityError: like `start`; the run's own error is `run.error`.
