@@ -398,10 +398,12 @@ class Session:
             return
         self._is_closed = True
         try:
-            if self._turn is not None:
-                await self._turn.run.cancel("the session was closed")
-            async with self._lock:
-                await self._abandon()
+            # A caller that is cancelled waits, too, so that the turn has its receipt when the session is resumed.
+            with anyio.CancelScope(shield=True):
+                if self._turn is not None:
+                    await self._turn.run.cancel("the session was closed")
+                async with self._lock:
+                    await self._abandon()
         finally:
             with anyio.CancelScope(shield=True):
                 if self._saved is not None:
