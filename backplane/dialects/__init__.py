@@ -7,7 +7,7 @@ another, only through `ir`. Nothing here does I/O.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -19,9 +19,9 @@ from backplane.contract.events import AgentEvent
 from backplane.contract.unheard import nearest_name
 from backplane.dialects import framing
 from backplane.dialects.agent_events import end_events
-from backplane.dialects.codec import LossLedger, kind_of
+from backplane.dialects.codec import kind_of
+from backplane.dialects.diff import REASONS, code_of, differences, is_named
 from backplane.dialects.ir import Answer, Kept, Loss, StreamFailed, Translated
-from backplane.dialects.losses import lose_empty, lose_forms, lose_words
 from backplane.dialects.streams import Accumulator
 from backplane.errors import TranslationError
 
@@ -105,7 +105,7 @@ def translate(
     """Translate one request or response.
 
     Args:
-        policy: `warn` returns the losses, `allow` leaves them out, `fail` raises when there are material ones.
+        policy: `warn` returns the losses, `allow` looks for none, `fail` raises when there are material ones.
 
     Raises:
         TranslationError: `dialect_unknown`; `dialect_mapping_failed`, the document is not of the source's dialect;
@@ -119,16 +119,29 @@ def translate(
     else:
         read = reader.response_to_ir(document)
         written = writer.response_from_ir(read.value)
-    if source == target:
-        return Translated(written.value, written.losses)
-    ledger = LossLedger(source, target)
-    ledger.add((*read.losses, *written.losses))
-    lose_words(document, written.value, ledger, reader.content)
-    lose_forms(document, reader.canonical(read.value), ledger)
-    lose_empty(document, ledger)
-    losses = ordered(ledger.losses)
+    if source == target or policy == "allow":
+        return Translated(written.value, () if policy == "allow" else written.losses)
+    losses = (*read.losses, *written.losses)
+    losses = ordered((*losses, *_unnamed(document, written.value, reader, writer, kind, losses)))
     check_losses(losses, policy)
-    return Translated(written.value, () if policy == "allow" else losses)
+    return Translated(written.value, losses)
+
+
+def _unnamed(
+    document: Json, written: Json, reader: Any, writer: Any, kind: Kind, named: Sequence[Loss]
+) -> Iterator[Loss]:
+    """Yield a loss for each place that does not come back equal from the target, unless one names it."""
+    if kind == "request":
+        back = reader.from_ir(writer.to_ir(written).value).value
+    else:
+        back = reader.response_from_ir(writer.response_to_ir(written).value).value
+    if reader.respell is not None:
+        back = reader.respell(back, document)
+    paths = {loss.path for loss in named}
+    for at, how in differences(document, back):
+        if not is_named(at, paths):
+            code = "required" if how == "synthesised" else code_of(at)
+            yield Loss(path=at, dialect=reader.NAME, target=writer.NAME, kind=how, code=code, reason=REASONS[how])
 
 
 def ordered(losses: Iterable[Loss]) -> tuple[Loss, ...]:

@@ -202,7 +202,7 @@ def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: L
 def _write_message(message: ir.Message, ledger: LossLedger) -> Json:
     out: Any = TURNS.write(message, ledger)
     if not ledger.is_home and out["content"] == []:
-        ledger.drop(message.at, "shape", "a message without content is refused here")
+        ledger.drop(message.at, "part", "a message without content is refused here")
         return None
     return out
 
@@ -220,9 +220,9 @@ def _read_parallel(members: Members) -> tuple[Any, str] | None:
 def _write_parallel(value: Any, draft: OptionDraft) -> None:
     chosen = draft.conversation.options.get("tool_choice", {}).get("mode")
     if value and not draft.is_home and chosen is None:
-        draft.degrade("several calls in one turn are the rule here", code="shape")
+        pass  # the rule here
     elif chosen == "none" and not draft.is_home:
-        draft.degrade("no calls are wanted at all", code="shape")
+        pass  # no calls are wanted at all
     else:
         head = {} if draft.is_home or "tool_choice" in draft.out else {"type": "auto"}
         draft.put("tool_choice", {**head, "disable_parallel_tool_use": not value})
@@ -263,7 +263,7 @@ def _write_format(value: Any, draft: OptionDraft) -> None:
     if value["type"] == "schema" and type(value.get("schema")) is dict:
         draft.put("output_config/format", {"type": "json_schema", "schema": value["schema"]})
     elif value["type"] == "text":
-        draft.degrade("text is what the target gives anyway", code="shape")
+        pass  # what the target gives anyway
     else:
         draft.drop("JSON without a schema cannot be asked for here", value, "option")
 
@@ -549,5 +549,4 @@ DIALECT: Final = Dialect(
     answer_required={"id": "msg_translated", "model": "unknown", "stop_reason": STOP_WORDS[None],
                      "usage": {"input_tokens": 0, "output_tokens": 0}},
     read_stream=StreamReader, write_stream=StreamWriter, event_name=type_name, limits=LIMITS, places=PLACES,
-    content=frozenset({"messages", "system", "content"}),
 )  # fmt: skip

@@ -360,9 +360,7 @@ class LossLedger:
                         put(out, path, value, anew=False)
                     continue
                 at = f"{item_of(node.at)}/{path[3:]}" if is_items else f"{node.at}/{path}"
-                if value is None or value == [] or value == {}:
-                    self.drop(at, "shape", "nothing, said in words", value)
-                else:
+                if value not in (None, [], {}):
                     self.drop(at, "extension", f"only {self.source} knows it", value)
 
     def lose_part(self, part: ir.Part, reason: str | None = None) -> None:
@@ -925,7 +923,7 @@ def write_options(
         if row is not None:
             row.put(value, draft)
         elif name == "n":
-            draft.drop("the target gives one answer", value, "shape" if value == 1 else "candidates")
+            draft.drop("the target gives one answer", value, "candidates")
         else:
             draft.drop(f"the target has no {name}", value, "option")
 

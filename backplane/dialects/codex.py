@@ -845,5 +845,5 @@ DIALECT: Final = Dialect(
     answer_required={"id": "resp_translated", "created_at": 0, "model": "unknown", "parallel_tool_calls": True,
                      "tool_choice": "auto", "tools": []},
     read_stream=StreamReader, write_stream=StreamWriter, event_name=type_name, limits=LIMITS, places=PLACES,
-    listed="/input", answered="/output", content=frozenset({"input", "instructions", "output"}),
+    listed="/input",
 )  # fmt: skip

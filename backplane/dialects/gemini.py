@@ -33,8 +33,7 @@ from backplane.dialects.codec import (
     json_text,
     snake,
 )
-from backplane.dialects.limits import CUT_CALL, ServerLimits, Spelling
-from backplane.dialects.losses import calls_in
+from backplane.dialects.limits import CUT_CALL, ServerLimits, Spelling, calls_in
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure
 from backplane.dialects.vendor import Dialect, outside
@@ -253,7 +252,7 @@ def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: L
     for message in others:
         written = write_message(message, ledger)
         if type(written) is dict and not written.get("parts") and not ledger.is_home:
-            ledger.drop(message.at, "shape", "a content without parts is refused here")
+            ledger.drop(message.at, "part", "a content without parts is refused here")
         else:
             out["contents"].append(written)
 
@@ -313,9 +312,7 @@ def _write_effort(value: Any, draft: OptionDraft) -> None:
 
 
 def _write_parallel(value: Any, draft: OptionDraft) -> None:
-    if value:
-        draft.degrade("several calls in one turn are the rule here", code="shape")
-    else:
+    if not value:
         draft.drop("several calls in one turn cannot be forbidden here", value, "option")
 
 
@@ -423,6 +420,31 @@ def _with_proofs(out: dict[str, Any], conversation: ir.Conversation, ledger: Los
 
 
 NO_PROOF: Final = "a call of another model has no signature; the vendor's stand-in for one is sent"
+
+
+# Spelling -------------------------------------------------------------------------------------------------------------
+
+
+def respelled(value: Json, like: Json) -> Json:
+    """Return a document with its members spelled as those of another one, whose members may be in snake_case."""
+    names = _snake_names(like)
+    return _spelled(value, names) if names else value
+
+
+def _snake_names(value: Json) -> set[str]:
+    if isinstance(value, list):
+        return {name for inner in value for name in _snake_names(inner)}
+    if not isinstance(value, dict):
+        return set()
+    return {name for name in value if "_" in name} | {name for inner in value.values() for name in _snake_names(inner)}
+
+
+def _spelled(value: Json, names: set[str]) -> Json:
+    if isinstance(value, list):
+        return [_spelled(inner, names) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    return {word if (word := snake(name)) in names else name: _spelled(inner, names) for name, inner in value.items()}
 
 
 # Answers --------------------------------------------------------------------------------------------------------------
@@ -822,6 +844,6 @@ DIALECT: Final = Dialect(
     read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, reply="candidates",
     endings=ENDINGS, error={"code": 502, "status": "UNAVAILABLE"},
     read_stream=StreamReader, write_stream=StreamWriter, limits=LIMITS, places=PLACES,
-    listed="/contents", content=frozenset({"contents", "systemInstruction", "system_instruction", "candidates"}),
-    spell=True, finish=_with_proofs,
+    listed="/contents",
+    spell=True, respell=respelled, finish=_with_proofs,
 )  # fmt: skip

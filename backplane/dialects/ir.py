@@ -354,7 +354,6 @@ StreamEvent = (
 # Losses ---------------------------------------------------------------------------------------------------------------
 
 LOSS_CODES: Final[dict[str, str]] = {
-    "shape": "the same thing is written in another form: null or absent, text or list, a spelling",
     "extension": "a member that only its own dialect knows",
     "option": "a request option that the target does not have",
     "option_value": "an option whose value the target says in another way",
@@ -411,8 +410,8 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_material(self) -> bool:
-        """True if the meaning changed, and not only the written form."""
-        return self.code != "shape"
+        """False if the loss is only an addition that the target requires or that the way back makes."""
+        return self.kind != "synthesised" or self.code != "required"
 
 
 T = TypeVar("T")

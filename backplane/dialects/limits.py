@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from backplane.dialects.codec import LossLedger
-from backplane.dialects.ir import Answer, Conversation, Message, Node, Text, ToolOutput, ToolUse
+from backplane.dialects.ir import Answer, Conversation, Message, Node, Opaque, Text, ToolOutput, ToolUse
 from backplane.dialects.outcome import RUNNABLE, has_cut_call
 from backplane.dialects.pairing import paired
 
 NodeT = TypeVar("NodeT", bound=Node)
+
+STATE: Final = frozenset(
+    {"previous_response_id", "conversation", "container", "cachedContent", "cached_content", "prompt"}
+)
+"""Members of requests, of any vendor, that point to what it keeps."""
+
 DIGEST_CHARS: Final = 8
 """Letters of the digest that tells two shortened names apart; 2**32 names of one prefix are never in one request."""
 
@@ -65,6 +71,35 @@ class ServerLimits(msgspec.Struct, frozen=True):
     """Arguments of a call are an object, so that a client takes those that were cut for whole ones."""
     needs_user: bool = False
     """The system text stands outside of the messages, and one message at least is not the system's."""
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+
+def calls_in(messages: Iterable[Message]) -> list[ToolUse]:
+    return [part for message in messages for part in message.parts if isinstance(part, ToolUse)]
+
+
+def check_meaning(conversation: Conversation, ledger: LossLedger) -> None:
+    """Refuse what would mean something else: pointers to kept state, results without their calls."""
+    entries = conversation.ext.get(ledger.source, {})
+    for key in sorted(STATE & entries.keys()):
+        if entries[key] is not None:
+            ledger.refuse(f"/{key}", "state", f"it points to what {ledger.source} keeps")
+    calls = {call.id for call in calls_in(conversation.messages)}
+    for message in conversation.messages:
+        for part in message.parts:
+            if isinstance(part, ToolOutput) and part.id not in calls:
+                ledger.refuse(part.at, "call_missing", f"the call {part.id} is not in the conversation", "ir_invalid")
+            elif isinstance(part, Opaque) and part.bound:
+                ledger.refuse(part.at, "part_bound", f"{part.label} points to state that {ledger.source} keeps")
+    forced = conversation.options.get("tool_choice", {}).get("name")
+    if any(tool.kind == "server" and tool.name == forced for tool in conversation.tools):
+        at = conversation.options_at.get("tool_choice", "/tool_choice")
+        ledger.refuse(at, "tool_choice", f"{forced} is forced, and only {ledger.source} has it")
+
+
+# Limits ---------------------------------------------------------------------------------------------------------------
 
 
 def fitted(conversation: Conversation, limits: ServerLimits, ledger: LossLedger) -> Conversation:
@@ -117,21 +152,15 @@ def _with_tools(conversation: Conversation, ledger: LossLedger) -> dict[str, Any
     """Leave out what only means something with tools, where there are none that the target takes."""
     kinds = {tool.name: tool.kind for tool in conversation.tools}
     options = conversation.options
-    if any(kind != "server" for kind in kinds.values()) or not options.keys() & NEED_TOOLS.keys():
+    if any(kind != "server" for kind in kinds.values()) or not options.keys() & NEED_TOOLS:
         return options
-    for name, says_nothing in NEED_TOOLS.items():
-        if name in options:
-            value = options[name]
-            code = "shape" if (value["mode"] if name == "tool_choice" else value) in says_nothing else "option"
-            ledger.drop(conversation.options_at.get(name, f"/{name}"), code, "the target refuses it without tools")
+    for name in NEED_TOOLS & options.keys():
+        ledger.drop(conversation.options_at.get(name, f"/{name}"), "option", "the target refuses it without tools")
     return {name: value for name, value in options.items() if name not in NEED_TOOLS}
 
 
-NEED_TOOLS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "tool_choice": ("auto", "none"),
-    "parallel_tool_calls": (True, False),
-}
-"""Option → its values that say nothing without tools."""
+NEED_TOOLS: Final = frozenset({"tool_choice", "parallel_tool_calls"})
+"""Options that a server refuses in a request without tools."""
 
 
 def _without_empty(messages: tuple[Message, ...], ledger: LossLedger) -> tuple[Message, ...]:
@@ -143,11 +172,11 @@ def _without_empty(messages: tuple[Message, ...], ledger: LossLedger) -> tuple[M
             continue
         for part in message.parts:
             if type(part) is Text and not part.text.strip():
-                ledger.drop(part.at, "shape", "a text of blanks is refused here")
+                ledger.drop(part.at, "part", "a text of blanks is refused here")
         if parts:
             out.append(msgspec.structs.replace(message, parts=parts))
             continue
-        ledger.drop(message.at, "shape", "a message without content is refused here")
+        ledger.drop(message.at, "part", "a message without content is refused here")
         if message.name is not None:
             ledger.drop(f"{message.at}/name", "role", "a message has no name here", message.name)
         ledger.put_ext(message, {})

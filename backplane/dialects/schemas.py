@@ -401,8 +401,8 @@ OPENAI: Final = (
     SchemaRule(_no_choices, NO_CHOICES, OPENAI_WORDS),
     SchemaRule(_no_top("enum", "not", "const"), "enum and not are refused at the top here", NOTION_WORDS),
     SchemaRule(_object_type, NO_TYPE, OPENAI_WORDS, "required"),
-    SchemaRule(_members, "an object names its members here", OPENAI_WORDS, "shape"),
-    SchemaRule(_items, "a list names its items here", OPENAI_WORDS, "shape"),
+    SchemaRule(_members, "an object names its members here", OPENAI_WORDS, "required"),
+    SchemaRule(_items, "a list names its items here", OPENAI_WORDS, "required"),
 )
 RULES: Final[dict[str, tuple[SchemaRule, ...]]] = {
     "claude": (
@@ -414,9 +414,9 @@ RULES: Final[dict[str, tuple[SchemaRule, ...]]] = {
     "codex": OPENAI,
     "copilot": OPENAI,
     "kimi": (
-        SchemaRule(_definitions, "definitions stand in $defs here", MFJS, "shape"),
+        SchemaRule(_definitions, "definitions stand in $defs here", MFJS, "required"),
         SchemaRule(_no_reference, NO_REFERENCE, MFJS),
-        SchemaRule(_definitions, "definitions stand in $defs here", MFJS, "shape"),  # those of the reference's target
+        SchemaRule(_definitions, "definitions stand in $defs here", MFJS, "required"),  # those of a reference
         SchemaRule(_no_choices, NO_CHOICES, MFJS),
         SchemaRule(_object_type, NO_TYPE, MFJS, "required"),
         SchemaRule(_bare_references(), NO_MEMBERS, MFJS),

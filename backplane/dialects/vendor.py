@@ -12,7 +12,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.capability import Manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
-from backplane.dialects import agent_events, dialect
+from backplane.dialects import agent_events
 from backplane.dialects.codec import (
     Calls,
     Counters,
@@ -25,12 +25,10 @@ from backplane.dialects.codec import (
     write_options,
 )
 from backplane.dialects.ir import Answer, Candidate, Conversation, Message, Translated
-from backplane.dialects.limits import ServerLimits, fitted, runnable
-from backplane.dialects.losses import RoundTrip, check_meaning
+from backplane.dialects.limits import ServerLimits, check_meaning, fitted, runnable
 from backplane.dialects.outcome import Endings
 from backplane.dialects.schemas import accepted_tool
 from backplane.dialects.streams import BlockReader, BlockWriter
-from backplane.errors import TranslationError
 
 ReadT = TypeVar("ReadT", Conversation, Answer)
 
@@ -87,8 +85,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """What an error says beside its message."""
     error_head: Mapping[str, Json] = {}
     """Members beside an error."""
-    answered: str = ""
-    """Pointer of an answer's list of blocks; empty where it follows from the first block."""
 
     # Streams
     read_stream: Callable[[Dialect], BlockReader]
@@ -102,18 +98,12 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     kin: Kin = {}
     limits: ServerLimits = ServerLimits()
     """What the server refuses although its types take it."""
-    content: frozenset[str] = frozenset({"messages", "choices"})
-    """Members that hold messages or system text, compared block by block."""
     places: Mapping[str, str] = {}
-    """An answer's `id`, `model`, `created` and `usage`, a block's `signature`, `cache` and `title`, and `system` → the
-    member in which losses name it; options and counters are added from their tables."""
+    """An answer's `id`, `model`, `created` and `usage` → its member."""
     spell: bool = False
     """Whether members have a second spelling, in snake_case."""
-
-    def __post_init__(self) -> None:
-        options = {row.name: row.path.partition("/")[0] for row in reversed(self.options) if row.path}
-        counters = {field: path for path, field in self.usage.table.items()}
-        msgspec.structs.force_setattr(self, "places", {**options, **counters, **self.places})
+    respell: Callable[[Json, Json], Json] | None = None
+    """Spells what came back as the document was spelled that went."""
 
     # By the tables
 
@@ -210,33 +200,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     def _foreign(self, conversation: Conversation, ledger: LossLedger) -> Json:
         check_meaning(conversation, ledger)
         fit = self._with_schemas(fitted(conversation, self.limits, ledger), ledger)
-        written = self.write_request(fit, ledger)
-        ledger.done()
-        back = self.to_ir(written).value
-        self._round_trip(ledger).requests(msgspec.structs.replace(fit, messages=conversation.messages), back)
-        return written
+        return self.write_request(fit, ledger)
 
     def _with_schemas(self, conversation: Conversation, ledger: LossLedger) -> Conversation:
         """Write the schemas of the tools as the server takes them."""
         done = [accepted_tool(tool, self.NAME, ledger.source, tool.at) for tool in conversation.tools]
-        # Not named by place: the comparison still looks at the tool's other members.
-        ledger.losses += [loss for _, losses in done for loss in losses]
+        ledger.add(loss for _, losses in done for loss in losses)
         return msgspec.structs.replace(conversation, tools=tuple(tool for tool, _ in done))
-
-    def _round_trip(self, ledger: LossLedger) -> RoundTrip:
-        try:
-            source = dialect(ledger.source)
-        except TranslationError:
-            source = self  # an editor's wire, which is only read
-        return RoundTrip(ledger, source.places, source.listed, source.answered)
-
-    def canonical(self, read: Conversation | Answer) -> Json:
-        """Write what was read as this dialect would write it for another one."""
-        ledger = LossLedger("", self.NAME, is_answer=isinstance(read, Answer))
-        read = msgspec.structs.replace(read, dialect="")
-        if isinstance(read, Answer):
-            return self.write_answer(read, ledger)
-        return self.write_request(fitted(read, self.limits, ledger), ledger)
 
     def response_to_ir(self, response: Json) -> Translated[Answer]:
         """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
@@ -255,8 +225,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         if ledger.is_home and answer.raw is not None and self.response_to_ir(answer.raw).value == answer:
             return Translated(answer.raw)
         written = self.write_answer(answer if ledger.is_home else runnable(answer, self.limits, ledger), ledger)
-        if not ledger.is_home and (answer.candidates or answer.error is None):
-            self._round_trip(ledger).answers(answer, self.response_to_ir(written).value)
         return Translated(written, ledger.done())
 
     def map_work_order(self, order: WorkOrder, config: Mapping[str, Json]) -> Translated[Json]:

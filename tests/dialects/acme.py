@@ -147,5 +147,5 @@ DIALECT: Final = Dialect(
     listed="/turns", model_member="robot", tools_member="gadgets", reply="say",
     read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, endings=ENDINGS,
     read_stream=Reader, write_stream=Writer, limits=ServerLimits(tool_name=Spelling("[a-z_]", 16)),
-    content=frozenset({"turns", "say"}), places={"id": "number", "model": "robot", "usage": "bill"},
+    places={"id": "number", "model": "robot", "usage": "bill"},
 )  # fmt: skip

@@ -1,13 +1,13 @@
-"""Looks for values of one document that are missing in another; knows no dialect.
+"""Looks for what of one document is not in another one; knows no dialect, and nothing of the product's own comparison.
 
-A value is there when it stands anywhere in the other document, as itself or inside a longer text, or in a text that is
-itself JSON. Words that only say what kind of thing something is are no values.
+A value is there when it stands in its place. The place of a list's member is found by what it says, else by its id or
+name, else by its order. Null, absent and empty are one; so are a text and a list of one text.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import deque
 from typing import Any
 
 KIND_WORDS = frozenset(
@@ -31,57 +31,9 @@ KIND_WORDS = frozenset(
 ) | {"total_token_count"}
 """Members whose values are words of their dialect, or sums that say nothing new."""
 
-COUNTERS = frozenset(
-    [
-        "prompt_tokens",
-        "completion_tokens",
-        "input_tokens",
-        "output_tokens",
-        "promptTokenCount",
-        "candidatesTokenCount",
-        "prompt_token_count",
-        "candidates_token_count",
-        "thoughtsTokenCount",
-        "toolUsePromptTokenCount",
-        "in",
-        "out",
-    ]
-)
-"""Counted in another way by every dialect; compared by the conversion's own tests."""
 
-
-def leaves(value: Any, pointer: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Yield pointer, member and value of everything that holds nothing else."""
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            step = key.replace("~", "~0").replace("/", "~1")
-            for at, member, leaf in leaves(inner, f"{pointer}/{step}"):
-                yield at, member or key, leaf
-    elif isinstance(value, list) and value:
-        for place, inner in enumerate(value):
-            yield from leaves(inner, f"{pointer}/{place}")
-    else:
-        yield pointer, "", value
-
-
-def member_of(pointer: str) -> str:
-    steps = [step for step in pointer.split("/") if not step.isdecimal()]
-    return steps[-1] if steps else ""
-
-
-def texts_of(value: Any) -> Iterator[Any]:
-    """Yield every leaf, and the leaves of texts that are JSON, and the pieces of data URLs."""
-    for _, _, leaf in leaves(value):
-        yield leaf
-        if isinstance(leaf, str) and leaf[:1] in "{[":
-            try:
-                inner = json.loads(leaf)
-            except ValueError:
-                continue
-            yield from texts_of(inner)
-        if isinstance(leaf, str) and leaf.startswith("data:"):
-            head, _, data = leaf.partition(",")
-            yield from (head[5:].partition(";")[0], data)
+EMPTY: tuple[Any, ...] = (None, "", [], {})
+IDENTITIES = ("id", "tool_use_id", "call_id", "tool_call_id", "name")
 
 
 def is_named(pointer: str, paths: set[str]) -> bool:
@@ -93,48 +45,59 @@ def is_named(pointer: str, paths: set[str]) -> bool:
     return False
 
 
-def missing(source: Any, target: Any, paths: set[str]) -> list[str]:
-    """Return the pointers of values that are neither in the target nor named by a loss."""
-    there = list(texts_of(target))
-    words = [word for word in there if isinstance(word, str)]
-    joined = "\n".join(words)
-    out = []
-    for pointer, _, leaf in leaves(source):
-        member = member_of(pointer)
-        if member in KIND_WORDS or member in COUNTERS or is_named(pointer, paths):
-            continue
-        if leaf in ("", [], {}):
-            continue
-        if isinstance(leaf, str):
-            found = leaf in words or leaf in joined or _pieces(leaf, there, joined)
-        else:
-            found = any(type(word) is type(leaf) and word == leaf for word in there) or _same_number(leaf, there)
-        if not found:
-            out.append(pointer)
-    return out
+def unequal(before: Any, after: Any, pointer: str = "") -> list[str]:
+    """Return the pointers of what is in only one of two documents, or says something else in the other."""
+    if before in EMPTY and not isinstance(before, bool | int | float):
+        return [] if after in EMPTY and not isinstance(after, bool | int | float) else [pointer]
+    if isinstance(before, dict) and isinstance(after, dict):
+        steps = [(key, key.replace("~", "~0").replace("/", "~1")) for key in sorted(before.keys() | after.keys())]
+        return [at for key, step in steps for at in unequal(before.get(key), after.get(key), f"{pointer}/{step}")]
+    if isinstance(before, list) and isinstance(after, list):
+        return _in_list(before, after, pointer)
+    one, two = only_text(before), only_text(after)
+    return [] if type(one) is type(two) and one == two else [pointer]
 
 
-def _same_number(leaf: Any, there: list[Any]) -> bool:
-    if isinstance(leaf, bool):
-        return (not leaf) in there  # said the other way round
-    return isinstance(leaf, int | float) and any(word == leaf for word in there if not isinstance(word, bool))
+def only_text(value: Any) -> Any:
+    if isinstance(value, list) and [sorted(one) for one in value if isinstance(one, dict)] == [["text", "type"]]:
+        return value[0]["text"]
+    return value
 
 
-def _pieces(leaf: str, there: list[Any], joined: str) -> bool:
-    """A text that is JSON may stand as an object, a data URL as its parts."""
-    if leaf[:1] in "{[":
-        try:
-            inner = json.loads(leaf)
-        except ValueError:
-            return False
-        return all(
-            value in there or (isinstance(value, str) and value in joined) or value in ({}, [])
-            for _, _, value in leaves(inner)
-        )
-    if leaf.startswith("data:"):
-        head, _, data = leaf.partition(",")
-        return data in there and head[5:].partition(";")[0] in there
-    return False
+def _in_list(before: list[Any], after: list[Any], pointer: str) -> list[str]:
+    out: list[str] = []
+    mine, theirs = deque(enumerate(before)), deque(enumerate(after))
+    met: list[tuple[int, int]] = []
+    for how in (said, identity):
+        left: deque[tuple[int, Any]] = deque()
+        for place, value in mine:
+            found = next((one for one in theirs if how(value) is not None and how(value) == how(one[1])), None)
+            if found is None:
+                left.append((place, value))
+            else:
+                theirs.remove(found)
+                met.append((place, found[0]))
+        if how is said and [there for _, there in met] != sorted(there for _, there in met):
+            out.append(pointer)  # another order
+        mine = left
+    if len(mine) == len(theirs):
+        met += [(place, there) for (place, _), (there, _) in zip(mine, theirs, strict=True)]
+        mine, theirs = deque(), deque()
+    out += [at for place, there in met for at in unequal(before[place], after[there], f"{pointer}/{place}")]
+    return out + [f"{pointer}/{place}" for place, value in (*mine, *theirs) if value not in EMPTY]
+
+
+def said(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def identity(value: Any) -> Any:
+    """Return the id or name of a list's member, or of the only object in it."""
+    if not isinstance(value, dict):
+        return None
+    holders = [value, *(inner for inner in value.values() if isinstance(inner, dict))]
+    names = [(name, holder[name]) for holder in holders for name in IDENTITIES if isinstance(holder.get(name), str)]
+    return (*names[0], said(value.get("type"))) if names else None
 
 
 def changed(before: Any, after: Any, pointer: str = "") -> list[str]:

@@ -1,12 +1,14 @@
 """The six measures of the translation, over the corpus; run as a program it prints them.
 
-M1 there and back through the neutral form · M2 no silent loss, and nothing that the target's types or its server's
-documented rules refuse · M3 a stream adds up as the vendor's SDK says · M4 the same across · M5 read, not replayed ·
-M6 to another vendor and back.
+M1 there and back through the neutral form · M2 what does not come back is named, and nothing is written that the
+target's types or its server's documented rules refuse · M3 a stream adds up as the vendor's SDK says · M4 the same
+across · M5 read, not replayed · M6 to another vendor and back.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -63,6 +65,29 @@ def across(document: Any, source: str, target: str, kind: str) -> Any:
         return None
 
 
+def silent(document: Any, done: Any, source: str, target: str, kind: str) -> list[str]:
+    """Return what does not come back equal from a translation and is not named by it."""
+    back = writer(source, kind)(reader(target, kind)(done.value).value)
+    named = {loss.path for loss in done.losses}
+    found = differ.unequal(document, spelled_as(back.value, document) if source == "gemini" else back.value)
+    return [at for at in found if not differ.is_named(at, named)]
+
+
+def spelled_as(value: Any, like: Any) -> Any:
+    """Spell the members of a document in snake_case where another document does."""
+    words = set(re.findall(r'"([a-z]+(?:_[a-z]+)+)":', json.dumps(like)))
+
+    def spelled(inner: Any) -> Any:
+        if isinstance(inner, list):
+            return [spelled(one) for one in inner]
+        if not isinstance(inner, dict):
+            return inner
+        snakes = {key: re.sub("[A-Z]", lambda found: "_" + found[0].lower(), key) for key in inner}
+        return {snakes[key] if snakes[key] in words else key: spelled(one) for key, one in inner.items()}
+
+    return spelled(value)
+
+
 def m2(corpus: Corpus = CONTRACTS, *, with_types: bool = True) -> Iterator[Finding]:
     for source, target in corpus.pairs:
         if source == target:
@@ -74,8 +99,7 @@ def m2(corpus: Corpus = CONTRACTS, *, with_types: bool = True) -> Iterator[Findi
                 if done is None:
                     yield where, None
                     continue
-                paths = {loss.path for loss in done.losses}
-                gone = differ.missing(document, done.value, paths)
+                gone = silent(document, done, source, target, kind)
                 bad = f"silent: {gone}" if gone else None
                 if with_types and "error" not in done.value:
                     why = referees.invalid(target, kind, done.value)
@@ -295,9 +319,10 @@ def m6(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
                 if back is None:
                     yield where, "refused on the way back"
                     continue
-                named = {loss.path for loss in there.losses}
-                new = {loss.path for loss in back.losses if loss.kind == "synthesised"}
-                wrong = [at for at in differ.changed(document, back.value) if not differ.is_named(at, named | new)]
+                named = {loss.path for loss in (*there.losses, *back.losses) if loss.kind == "synthesised"}
+                named |= {loss.path for loss in there.losses}
+                again = spelled_as(back.value, document) if source == "gemini" else back.value
+                wrong = [at for at in differ.unequal(document, again) if not differ.is_named(at, named)]
                 yield where, str(wrong) if wrong else None
 
 

@@ -145,34 +145,41 @@ def said(probe: Any, name: str, kind: str) -> Any:
     """Return the probe in a dialect's words, None where it cannot say it whole."""
     module = dialect(name)
     write = module.from_ir if kind == "request" else module.response_from_ir
-    try:
-        done = write(probe)
-    except TranslationError:
-        return None
-    if any(loss.kind in ("dropped", "degraded") and loss.is_material for loss in done.losses):
-        mine = {"thinking", "signature", "cache", "stop"}  # what every vendor says only of itself
-        if "file_1" in repr(probe):
-            mine.add("media")
-        if not {loss.code for loss in done.losses if loss.is_material} <= mine:
+    read = module.to_ir if kind == "request" else module.response_to_ir
+    for one in (probe, msgspec.structs.replace(probe, dialect=name)):  # what every vendor says only of itself
+        try:
+            document = write(one).value
+        except TranslationError:
             return None
-        own = msgspec.structs.replace(probe, dialect=name)
-        done = write(own)
-        read = module.to_ir(done.value).value if kind == "request" else module.response_to_ir(done.value).value
-        if essence(read) != essence(own):
-            return None
-    return done.value
+        if holds(essence(read(document).value), essence(probe)):
+            return document
+    return None
+
+
+def holds(found: Any, wanted: Any) -> bool:
+    """Return whether everything that is wanted is there."""
+    if isinstance(wanted, dict) and wanted:
+        return isinstance(found, dict) and all(holds(found.get(name), value) for name, value in wanted.items())
+    if isinstance(wanted, list):
+        return isinstance(found, list) and len(found) == len(wanted) and all(map(holds, found, wanted))
+    return wanted is None or wanted == {} or bool(found == wanted)
 
 
 def essence(value: Any) -> Any:
     """What of a probe must survive to count as said: everything but places and memory."""
-    if isinstance(value, ir.Conversation):
-        return [essence(message.parts) for message in value.messages]
-    if isinstance(value, ir.Answer):
-        return [(essence(one.message.parts), one.stop, one.stop_sequence) for one in value.candidates]
     if isinstance(value, tuple):
         return [essence(part) for part in value]
-    fields = ("text", "signature", "cache", "data", "url", "file_id", "detail", "kind", "name", "input", "is_error")
-    return [type(value).__name__, *(getattr(value, field, None) for field in fields)]
+    if not isinstance(value, msgspec.Struct):
+        return value
+    besides = {"at", "ext", "raw", "dialect", "flat", "field", "options_at", "stop_at", "stop_raw", "signature_at"}
+    if isinstance(value, ir.ToolOutput):
+        besides |= {"name", "is_error"} if not value.is_error else {"name"}
+    elif isinstance(value, ir.Media):
+        besides |= {"name", "title", "media_type"}
+    elif isinstance(value, ir.ToolUse | ir.Message):
+        besides |= {"text"} if isinstance(value, ir.ToolUse) or value.role != "tool" else {"role"}
+    fields = {name: essence(getattr(value, name)) for name in value.__struct_fields__ if name not in besides}
+    return {"what": type(value).__name__, **fields}
 
 
 def verdict(probe: Any, source: str, target: str, kind: Any) -> str:

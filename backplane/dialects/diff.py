@@ -1,0 +1,130 @@
+"""What a translation lost: one comparison of a document with what its own dialect makes of the translation.
+
+Members of a list are matched by what they say, then by their id or name, so that one dropped member does not shift the
+others. Null, absent and empty are one; so are a text and a list of one text. No vendor's words are here but ids' names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from backplane.contract.canonical import Json
+from backplane.dialects.codec import encode, escape
+from backplane.dialects.ir import LossKind
+
+ABSENT: Final[Any] = object()
+NOTHING: Final[tuple[Any, ...]] = (ABSENT, None, "", [], {})
+IDS: Final = ("id", "tool_use_id", "call_id", "tool_call_id", "name")
+"""Members by which a member of a list is known although it says something else now."""
+
+CODES: Final[dict[str, str]] = {
+    "tools": "tool_field", "tool_choice": "tool_choice", "usage": "usage", "usageMetadata": "usage",
+    "usage_metadata": "usage", "id": "identity", "model": "identity", "created": "identity", "created_at": "identity",
+    "cache_control": "cache", "citations": "citation", "annotations": "citation", "signature": "signature",
+    "thoughtSignature": "signature", "thinking": "thinking", "reasoning_content": "thinking", "role": "role",
+    "finish_reason": "stop", "stop_reason": "stop", "stop_sequence": "stop", "finishReason": "stop",
+}  # fmt: skip
+"""Member → code of the loss of what is in it; the innermost counts."""
+REASONS: Final[dict[LossKind, str]] = {
+    "dropped": "it does not come back from the target",
+    "degraded": "it comes back from the target in another form or place",
+    "synthesised": "the way back adds it",
+}
+
+
+class Difference(NamedTuple):
+    """One place where a document does not come back equal."""
+
+    at: str
+    """JSON pointer into the document; for an addition, into what came back."""
+    kind: LossKind
+
+
+def differences(before: Json, after: Json, at: str = "") -> Iterator[Difference]:
+    """Yield every place where a document differs from what came back."""
+    if is_nothing(before):
+        if not is_nothing(after):
+            yield Difference(at, "synthesised")
+    elif is_nothing(after):
+        yield Difference(at, "dropped")
+    elif type(before) is dict and type(after) is dict:
+        for key in (*before, *(key for key in after if key not in before)):
+            one, two = before.get(key, ABSENT), after.get(key, ABSENT)
+            if one is not two:
+                yield from differences(one, two, f"{at}/{escape(key)}")
+    elif type(before) is list and type(after) is list:
+        yield from _in_lists(before, after, at)
+    elif _bare(before) != _bare(after) or type(_bare(before)) is not type(_bare(after)):
+        yield Difference(at, "degraded")
+
+
+def is_nothing(value: Json) -> bool:
+    """Return whether a value says as much as an absent one."""
+    return value is ABSENT or value is None or (type(value) in (str, list, dict) and not value)
+
+
+def _bare(value: Json) -> Json:
+    """Return the text of a list that is one text."""
+    if type(value) is list and len(value) == 1 and type(value[0]) is dict and value[0].keys() <= {"type", "text"}:
+        return value[0].get("text", value)
+    return value
+
+
+def _in_lists(before: list[Any], after: list[Any], at: str) -> Iterator[Difference]:
+    mine, theirs = ([encode(value, in_order=True) for value in side] for side in (before, after))
+    if mine == theirs:
+        return
+    pairs = _matched(mine, theirs)
+    places = [there for _, there in sorted(pairs.items())]
+    if places != sorted(places):
+        yield Difference(at, "degraded")  # they stand in another order
+    left = [place for place in range(len(before)) if place not in pairs]
+    free = [place for place in range(len(after)) if place not in {*places}]
+    named = _matched([_name(before[place]) for place in left], [_name(after[place]) for place in free])
+    twins = {left[one]: free[two] for one, two in named.items()}
+    left, free = (
+        [place for place in left if place not in twins],
+        [place for place in free if place not in {*twins.values()}],
+    )
+    if len(left) == len(free):  # as many changed ones: each is the next one
+        twins, left, free = {**twins, **dict(zip(left, free, strict=True))}, [], []
+    for place, there in sorted(twins.items()):
+        yield from differences(before[place], after[there], f"{at}/{place}")
+    yield from (Difference(f"{at}/{place}", "dropped") for place in left if not is_nothing(before[place]))
+    yield from (Difference(f"{at}/{place}", "synthesised") for place in free if not is_nothing(after[place]))
+
+
+def _matched(mine: list[Any], theirs: list[Any]) -> dict[int, int]:
+    """Return the places of equal keys, each used once; None matches nothing."""
+    waiting: dict[Any, list[int]] = {}
+    for place in reversed(range(len(theirs))):
+        if theirs[place] is not None:
+            waiting.setdefault(theirs[place], []).append(place)
+    return {place: waiting[key].pop() for place, key in enumerate(mine) if waiting.get(key)}
+
+
+def _name(value: Json) -> Any:
+    """Return the id or name of a member of a list, also one that stands in its only object; None without one."""
+    if type(value) is not dict:
+        return None
+    for holder in (value, *(inner for inner in value.values() if type(inner) is dict)):
+        for name in IDS:
+            if type(holder.get(name)) is str:
+                return name, holder[name], str(value.get("type"))
+    return None
+
+
+def code_of(at: str) -> str:
+    """Return the code of a loss by the innermost member that has one."""
+    steps = [step for step in at.split("/")[1:] if not step.isdecimal()]
+    return next((CODES[step] for step in reversed(steps) if step in CODES), "option" if len(steps) == 1 else "part")
+
+
+def is_named(at: str, named: Iterable[str]) -> bool:
+    """Return whether a pointer or one that holds it is named; the whole document's is not enough."""
+    while at:
+        if at in named:
+            return True
+        at = at.rpartition("/")[0]
+    return False
