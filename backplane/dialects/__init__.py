@@ -185,7 +185,9 @@ class StreamTranslation:
         self.writer = dialect(target).StreamWriter(source)
         self._count = 0
         self._began = False
+        self.is_finished = False
         self._losses: dict[tuple[str, str, str], Loss] = {}
+        self._at_end: tuple[Loss, ...] | None = None
 
     def feed(self, chunk: Json) -> list[Json]:
         """Return the chunks that say what this one said; often one, sometimes none."""
@@ -218,7 +220,7 @@ class StreamTranslation:
         else:
             empty = [] if self._began else [StreamFailed("the stream holds no answer", "stream_empty")]
             out = [made for event in (*empty, *rest) for made in self.writer.write(event)]
-        self._began = True
+        self._began = self.is_finished = True
         self._name(None)
         return out
 
@@ -241,8 +243,24 @@ class StreamTranslation:
 
     @property
     def losses(self) -> tuple[Loss, ...]:
-        """What was lost so far; each names its chunk, the first where many say the same."""
-        return tuple(self._losses.values())
+        """The losses so far, each with its first chunk; once the stream is finished, those of its whole answer, too."""
+        if self._at_end is None and self.is_finished:
+            self._at_end = tuple(self._compared())
+        return (*self._losses.values(), *(self._at_end or ()))
+
+    def _compared(self) -> Iterator[Loss]:
+        """Yield the losses of the answer that the chunks add up to, unless a chunk's loss names them."""
+        source, target = self.writer.ledger.source, self.writer.ledger.target
+        if self._is_home or self.writer.sum.failure is not None or not self.writer.sum.stops:
+            return
+        try:
+            document = dialect(source).response_from_ir(self.writer.sum.answer()).value
+            losses = translate(document, source, target, "response").losses
+        except TranslationError:  # What a broken stream adds up to may be no answer.
+            return
+        said = {(loss.code, loss.reason) for loss in self._losses.values()}
+        paths = {loss.path for loss in self._losses.values()}
+        yield from (loss for loss in losses if (loss.code, loss.reason) not in said and not is_named(loss.path, paths))
 
 
 def sum_stream(chunks: Iterable[Json], source: str, *, done: bool = False) -> Translated[Answer]:

@@ -751,3 +751,6 @@ class ChunkStream(StreamTranslation):
         # An editor's model stands behind a gateway; what it repeats is shown once, as the host `api` does.
         self.reader.mends = True
         self.writer = ChunkWriter(source, reply)
+
+    def _compared(self) -> Iterator[ir.Loss]:
+        return iter(())  # No answer can be read back from these chunks.
