@@ -19,7 +19,7 @@ from backplane.contract.events import AgentEvent
 from backplane.contract.unheard import nearest_name
 from backplane.dialects import framing
 from backplane.dialects.agent_events import end_events
-from backplane.dialects.codec import kind_of
+from backplane.dialects.common import kind_of
 from backplane.dialects.diff import REASONS, code_of, differences, is_named
 from backplane.dialects.ir import Answer, Kept, Loss, StreamFailed, Translated
 from backplane.dialects.streams import Accumulator

@@ -15,7 +15,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.dialects import LossPolicy, StreamTranslation, check_losses, codec, dialect, ir
-from backplane.dialects.codec import LossLedger, escape, json_text, parse_json, read_arguments
+from backplane.dialects.common import LossLedger, escape, json_text, parse_json, read_arguments
 from backplane.dialects.limits import CUT_CALL
 from backplane.dialects.outcome import has_cut_call
 from backplane.dialects.pairing import paired

@@ -12,32 +12,35 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.dialects import codec, ir
+from backplane.dialects import ir
 from backplane.dialects.codec import (
-    EFFORT_BUDGETS,
-    NUMBER,
     REST,
     Block,
     Blocks,
-    Calls,
     Citations,
     Counters,
     Form,
     Hole,
-    LossLedger,
     Members,
     OptionDraft,
     RequestOption,
     Tools,
     effort_writer,
+)
+from backplane.dialects.common import (
+    EFFORT_BUDGETS,
+    NUMBER,
+    Calls,
+    LossLedger,
     json_text,
     kind_of,
     parse_json,
+    read_url,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Incoming, Key, begun, failure, whole_events
-from backplane.dialects.vendor import Dialect
+from backplane.dialects.vendor import Dialect, TableDialect
 
 ROLES: Final[dict[str, ir.Role]] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
@@ -177,7 +180,7 @@ PLACES: Final = {
 def _read_image(members: Members, fields: dict[str, Any]) -> bool:
     if "url" not in fields and "data" not in fields:  # some gateways send the address itself
         address = members.take("image_url")
-        fields |= {} if address is None else codec.read_url(address)
+        fields |= {} if address is None else read_url(address)
     return "url" in fields or "data" in fields
 
 
@@ -308,7 +311,7 @@ class Chat:
             own: members of `Dialect` that this vendor has of its own.
         """
         members = {"limits": LIMITS, **own}
-        return Dialect(
+        return TableDialect(
             NAME=self.name, DONE=True, options=self.options, read_messages=self.read_messages,
             write_messages=self.write_messages, tools=Tools(self.blocks, TOOL, KINDS),
             required={"model": "unknown"}, read_candidates=self.read_candidates,
@@ -318,7 +321,7 @@ class Chat:
             write_stream=partial(StreamWriter, chat=self),
             kin={name: MEMBERS for name in SISTERS if name != self.name}, places=PLACES,
             **members,
-        )  # fmt: skip
+        ).dialect()  # fmt: skip
 
     # Messages, read
 
@@ -655,7 +658,7 @@ class StreamReader(BlockReader):
             return failed
         if chunk.get("object") == "chat.completion":
             self.ended = True  # a gateway that answers at once although a stream was asked for
-            return whole_events(self.dialect.read_answer(chunk, Calls()))
+            return whole_events(self.dialect.read_answer(chunk))
         answer_id, model = chunk.get("id"), chunk.get("model")
         if not self.began and (answer_id or model or choices):
             self.began = True

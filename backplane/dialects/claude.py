@@ -13,29 +13,32 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import ir
-from backplane.dialects.codec import (
-    ANY,
+from backplane.dialects.codec import Counters
+from backplane.dialects.common import (
+    FREE_TEXT,
     NUMBER,
-    Block,
-    Blocks,
-    Calls,
-    Citations,
-    Counters,
-    Form,
-    Hole,
     LossLedger,
-    Members,
-    OptionDraft,
-    RequestOption,
-    Tools,
-    Turns,
+    added,
+    arguments_object,
+    bounded,
+    ext_of,
     kind_of,
+    lose_option,
+    members_of,
     parse_json,
+    pop,
+    pop_inner,
+    pop_list,
+    put_back,
+    read_content,
+    take_cache,
+    take_options,
+    without_none,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, failure, whole_events
-from backplane.dialects.vendor import Dialect, outside, type_name
+from backplane.dialects.vendor import Dialect, outside, read_error, type_name, write_error
 
 NAME: Final = "claude"
 
@@ -71,9 +74,6 @@ STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
 
 ENDINGS: Final = Endings(STOPS, STOP_WORDS)
 
-TOOL: Final = {"name": "name", "description": "description", "schema": "input_schema", "strict": "strict"}
-"""Field of a tool → its member."""
-
 LIMITS: Final = ServerLimits(
     call_id=Spelling("[a-zA-Z0-9_-]"), tool_name=Spelling("[a-zA-Z0-9_-]", 128), takes_empty_text=False,
     takes_objects=True, needs_user=True,
@@ -88,209 +88,399 @@ TOP_P_MIN: Final = 0.95
 """Least `top_p` beside thinking; temperature and `top_k` are refused beside it (docs.anthropic.com, 2026-11)."""
 
 EFFORTS: Final = frozenset({"low", "medium", "high", "xhigh", "max"})
-CHOICES: Final = {"auto": "auto", "any": "required", "none": "none", "tool": "tool"}
+CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 IMAGE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
-SOURCES: Final = {"base64": ("data", "data"), "url": ("url", "url"), "file": ("file_id", "file_id"),
-                  "text": ("data", "text")}  # fmt: skip
+SOURCES: Final[dict[str, tuple[str, str]]] = {
+    "base64": ("data", "data"), "url": ("url", "url"), "file": ("file_id", "file_id"), "text": ("data", "text"),
+}  # fmt: skip
 """Kind of a source → its member and the portable field."""
 
 
-# Blocks ---------------------------------------------------------------------------------------------------------------
+SAME: Final[dict[str, tuple[type[Any], ...]]] = {
+    "max_tokens": (int,), "temperature": NUMBER, "top_p": NUMBER, "top_k": (int,), "stop_sequences": (list,),
+    "stream": (bool,), "service_tier": (str,),
+}  # fmt: skip
+"""Options with the same value on both sides → types of the value."""
+ROLES: Final[dict[str, ir.Role]] = {"user": "user", "assistant": "assistant", "system": "system"}
+BUDGETS: Final = {"disabled": 0, "adaptive": -1}
+ERROR: Final[dict[str, Json]] = {"type": "api_error"}
+ERROR_HEAD: Final[dict[str, Json]] = {"type": "error"}
 
 
-CITATIONS: Final = Citations(NAME, "citations", {"type": "kind", "url": "url", "title": "title", "cited_text": "quote"})
-"""The span counts in the document cited, so it stays native; another vendor's citation has not this one's index."""
+# Blocks, read ---------------------------------------------------------------------------------------------------------
 
 
-def _write_thinking(part: ir.Thinking, out: dict[str, Any], ledger: LossLedger) -> bool:
-    if not (ledger.is_home or ledger.is_answer):
-        return False  # only its own vendor takes its thinking back
-    if not ledger.is_home:
-        ledger.degrade(part.at, "thinking", "thinking without this vendor's signature; it takes it back only as text")
-        out["signature"] = ""
-    return True
+def read_block(value: Json, at: str) -> ir.Part:
+    """Read a block; one of an unknown kind, or without what it must have, stays native."""
+    kind = kind_of(value)
+    if type(value) is not dict or kind is None:
+        return ir.Opaque(dialect=NAME, label=str(kind), payload=value, at=at)
+    rest = value.copy()
+    del rest["type"]
+    cache = take_cache(rest)
+    match kind:
+        case "text" if (text := pop(rest, "text")) is not None:
+            cited = _read_citations(rest, at)
+            return ir.Text(text=text, citations=cited, cache=cache, at=at, ext=ext_of(NAME, rest))
+        case "thinking" if (text := pop(rest, "thinking")) is not None:
+            proof = pop(rest, "signature")
+            return ir.Thinking(text=text, signature=proof, cache=cache, at=at, ext=ext_of(NAME, rest))
+        case "redacted_thinking" if (data := pop(rest, "data")) is not None:
+            return ir.Thinking(text="", redacted=data, cache=cache, at=at, ext=ext_of(NAME, rest))
+        case "tool_use" if type(rest.get("id")) is str and type(rest.get("name")) is str and "input" in rest:
+            call_id, name, given = rest.pop("id"), rest.pop("name"), rest.pop("input")
+            return ir.ToolUse(id=call_id, name=name, input=given, cache=cache, at=at, ext=ext_of(NAME, rest))
+        case "tool_result" if (call_id := pop(rest, "tool_use_id")) is not None:
+            content, flat = read_content(rest, "content", at, read_block)
+            is_error = pop(rest, "is_error", bool)
+            return ir.ToolOutput(
+                id=call_id, content=content, flat=flat, is_error=is_error, cache=cache, at=at, ext=ext_of(NAME, rest)
+            )
+        case "image" | "document" | "search_result" if (found := _read_source(kind, rest)) is not None:
+            title = pop(rest, "title") if kind != "image" else None
+            if kind == "search_result":
+                rest["type"] = kind
+            return ir.Media(
+                kind="image" if kind == "image" else "document",
+                title=title,
+                cache=cache,
+                at=at,
+                ext=ext_of(NAME, rest),
+                **found,
+            )
+    if kind.endswith(("tool_use", "tool_result")):
+        return ir.ServerTool(dialect=NAME, name=str(value.get("name") or kind), payload=value, at=at)
+    return ir.Opaque(dialect=NAME, label=kind, payload=value, at=at, bound=kind == "container_upload")
 
 
-def _take_input(members: Members, fields: dict[str, Any]) -> bool:
-    if "input" in members.rest:  # null, of a gateway
-        fields["input"] = members.rest.pop("input")
-    return "input" in fields
+def _read_citations(rest: dict[str, Any], at: str) -> tuple[ir.Citation, ...]:
+    found = rest.get("citations")
+    if type(found) is not list or not found or not all(type(one) is dict for one in found):
+        return ()
+    del rest["citations"]
+    return tuple(read_citation(one, f"{at}/citations/{place}") for place, one in enumerate(found))
 
 
-def _read_source(members: Members, fields: dict[str, Any]) -> bool:
-    form = members.take("source/type")
-    if form == "content" and fields["kind"] == "document":
-        return _read_texts(fields, members.take("source/content", list))
-    member, field = SOURCES.get(str(form), ("", ""))
-    fields[field] = members.take(f"source/{member}") if member else None
-    fields["media_type"] = members.take("source/media_type")
-    return bool(member) and fields[field] is not None
+def read_citation(value: dict[str, Any], at: str) -> ir.Citation:
+    """Read a citation; its span counts in the document cited, so it stays native."""
+    rest = value.copy()
+    kind, url, title, quote = (pop(rest, name) for name in ("type", "url", "title", "cited_text"))
+    return ir.Citation(kind=kind or "", url=url, title=title, quote=quote, at=at, ext=ext_of(NAME, rest))
 
 
-def _read_texts(fields: dict[str, Any], blocks: list[Json] | None) -> bool:
-    """Read a document that stands in blocks of text as one text."""
-    found = blocks or [None]
-    if not all(kind_of(block) == "text" and set(block) == {"type", "text"} and type(block["text"]) is str
-               for block in found):  # fmt: skip
-        return False
-    fields |= {"text": "\n\n".join(block["text"] for block in found), "media_type": "text/plain"}
-    return True
+def _read_source(kind: str, rest: dict[str, Any]) -> dict[str, Any] | None:
+    """Take where a picture or document comes from; None if it is not one of the known sources."""
+    source = pop_inner(rest, "source")
+    blocks = rest.get("content") if kind == "search_result" else source.get("content")
+    form = pop(source, "type")
+    if (form == "content" or kind == "search_result") and (text := _joined_texts(blocks)) is not None:
+        return {"text": text, "media_type": "text/plain"}  # The blocks stay native, to be written again.
+    if kind != "search_result" and form in SOURCES and type(source.get(SOURCES[form][0])) is str:
+        member, field = SOURCES[form]
+        found = {field: source.pop(member), "media_type": pop(source, "media_type")}
+    else:
+        return None
+    put_back(rest, "source", source)
+    return found
 
 
-def _write_media(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
-    """Write where a picture or document comes from; False where this vendor takes nothing of the kind."""
+def _joined_texts(blocks: Json) -> str | None:
+    """Return the text of a list that holds blocks of bare text and nothing else."""
+    if type(blocks) is not list or not blocks or not all(
+        kind_of(one) == "text" and one.keys() == {"type", "text"} and type(one["text"]) is str for one in blocks
+    ):  # fmt: skip
+        return None
+    return "\n\n".join(one["text"] for one in blocks)
+
+
+# Blocks, written ------------------------------------------------------------------------------------------------------
+
+
+def write_block(part: ir.Part, notes: LossLedger) -> Json:
+    """Write a block; None, with a note, where this vendor has none like it."""
+    home = notes.is_home
+    out: dict[str, Any]
+    match part:
+        case ir.Opaque() | ir.ServerTool() if part.dialect == NAME:
+            return part.payload
+        case ir.Text():
+            out = {"type": "text", "text": part.text}
+            if cited := [_write_citation(one, home) for one in part.citations if home or NAME in one.ext]:
+                out["citations"] = cited
+        case ir.Refusal():
+            notes.degrade(part.at, "part", "its words are said as a text here")
+            out = {"type": "text", "text": part.text}
+        case ir.Thinking() if home and part.redacted is not None:
+            out = {"type": "redacted_thinking", "data": part.redacted}
+        case ir.Thinking() if home or (notes.is_answer and part.redacted is None):
+            out = {"type": "thinking", "thinking": part.text, "signature": part.signature}
+            if not home:
+                reason = "thinking without this vendor's signature; it takes it back only as text"
+                notes.degrade(part.at, "thinking", reason)
+                out["signature"] = ""
+        case ir.ToolUse():
+            out = {"type": "tool_use", "id": part.id, "name": part.name, "input": arguments_object(part, notes)}
+        case ir.ToolOutput():
+            content = write_content(part.content, part.flat, notes) if part.content or part.flat is not None else None
+            out = {"type": "tool_result", "tool_use_id": part.id, "is_error": part.is_error, "content": content}
+        case ir.Media() if home and _is_in_blocks(part):
+            out = {"type": part.ext[NAME].get("type", "document"), "title": part.title}
+        case ir.Media() if (source := _write_source(part, notes)) is not None:
+            title = part.title if part.title is not None or home else part.name
+            out = {"type": part.kind, "source": source, "title": title if part.kind == "document" else None}
+        case ir.Media() if part.text is not None:
+            notes.degrade(part.at, "media", "its words are said as a text here")
+            out = {"type": "text", "text": part.text}
+        case _:
+            notes.lose_part(part)
+            return None
+    out = {name: value for name, value in out.items() if value is not None or name == "input"}
+    if part.cache is not None:
+        out["cache_control"] = _write_cache(part.cache, home)
+    return added(out, part, NAME) if home else out
+
+
+def _is_in_blocks(part: ir.Media) -> bool:
+    """Return whether a document's text is still that of the native blocks that it was read from."""
+    own = part.ext.get(NAME, {})
+    source = own.get("source")
+    blocks = own.get("content", source.get("content") if type(source) is dict else None)
+    return part.text is not None and part.text == _joined_texts(blocks)
+
+
+def _write_cache(cache: dict[str, Any], home: bool) -> dict[str, Any]:
+    return {"type": "ephemeral", **(cache if home or cache.get("ttl") in (None, "5m", "1h") else {})}
+
+
+def _write_citation(one: ir.Citation, home: bool) -> Json:
+    out = without_none({"type": one.kind or None, "url": one.url, "title": one.title, "cited_text": one.quote})
+    return added(out, one, NAME)
+
+
+def _write_source(part: ir.Media, notes: LossLedger) -> Json:
+    """Write where a picture or document comes from; None where this vendor takes nothing of the kind."""
     form = next((form for form, (_, field) in SOURCES.items() if getattr(part, field) is not None), "")
     media_type = part.media_type
-    if not form or (form == "text" and part.kind == "image"):
-        return False
-    if not ledger.is_home:
+    if not form or part.kind not in ("image", "document") or (form == "text" and part.kind == "image"):
+        return None
+    if not notes.is_home:
         media_type = media_type or ("image/png" if part.kind == "image" else "application/pdf")
         is_known = media_type in IMAGE_TYPES if part.kind == "image" else media_type == "application/pdf"
         is_address = part.url is not None and part.url.startswith(("http:", "https:"))
-        fits = {"base64": is_known, "url": is_address, "text": True, "file": False}[form]
-        if not fits or ledger.is_answer:
-            return False
+        if notes.is_answer or not {"base64": is_known, "url": is_address, "text": True, "file": False}[form]:
+            return None
         media_type = {"base64": media_type, "text": "text/plain"}.get(form)
     member, field = SOURCES[form]
-    out["source"] = {"type": form, member: getattr(part, field)}
-    if media_type is not None:
-        out["source"]["media_type"] = media_type
-    title = part.title if part.title is not None or ledger.is_home else part.name
-    if title is not None and part.kind == "document":
-        out["title"] = title
-    return True
+    return without_none({"type": form, member: getattr(part, field), "media_type": media_type})
 
 
-BLOCKS: Final = Blocks(NAME, (
-    Block("text", ir.Text, {"text!": "text"}),
-    Block("thinking", ir.Thinking, {"thinking!": "text", "signature": "signature"}, write=_write_thinking),
-    Block("redacted_thinking", ir.Thinking, {"data!": "redacted"}, {"text": ""}, is_written=False),
-    Block("tool_use", ir.ToolUse, {"id!": "id", "name!": "name", "input": "input"}, types={"input": ANY},
-          read=_take_input),
-    Block("tool_result", ir.ToolOutput, {"tool_use_id!": "id", "is_error": "is_error", "content": "content"},
-          types={"is_error": (bool,)}),
-    Block("image", ir.Media, {}, {"kind": "image"}, read=_read_source, write=_write_media),
-    Block("document", ir.Media, {"title": "title"}, {"kind": "document"}, read=_read_source, write=_write_media),
-    Block("search_result", ir.Media, {"title": "title"}, {"kind": "document"}, is_written=False,
-          read=lambda members, fields: _read_texts(fields, members.take("content", list))),
-), cache="cache_control", ttls=(None, "5m", "1h"), bound=frozenset({"container_upload"}), citations=CITATIONS,
-    is_server_tool=lambda kind: kind.endswith(("tool_use", "tool_result")))  # fmt: skip
+def write_blocks(parts: tuple[ir.Part, ...], notes: LossLedger) -> list[Json]:
+    """Write blocks; those that this vendor has no word for are left out."""
+    made = ((part, write_block(part, notes)) for part in parts)
+    return [block for part, block in made if block is not None or getattr(part, "dialect", "") == NAME]
 
 
-# Messages -------------------------------------------------------------------------------------------------------------
-
-
-TURNS: Final = Turns(BLOCKS, {"user": "user", "assistant": "assistant", "system": "system"})
-
-
-def read_messages(members: Members, calls: Calls) -> list[ir.Message]:
-    """Take the system text and the messages of a request."""
-    messages = [TURNS.read(message, f"/messages/{place}") for place, message in enumerate(members.need("messages"))]
-    parts, flat = members.content("system", BLOCKS.read)
-    return [*([ir.Message(role="system", parts=parts, flat=flat, at="/system")] if flat is not None else []), *messages]
-
-
-def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: LossLedger) -> None:
-    """Write the messages and, outside of them, the system text."""
-    system, others = outside(conversation.messages, ledger, lambda message: message.native_role == "system")
-    if system is not None:
-        out["system"] = BLOCKS.write_content(system.parts, system.flat, ledger)
-    written = [_write_message(message, ledger) for message in others]
-    out["messages"] = [message for message in written if message is not None]
-
-
-def _write_message(message: ir.Message, ledger: LossLedger) -> Json:
-    out: Any = TURNS.write(message, ledger)
-    if not ledger.is_home and out["content"] == []:
-        ledger.drop(message.at, "part", "a message without content is refused here")
-        return None
-    return out
+def write_content(parts: tuple[ir.Part, ...], flat: bool | None, notes: LossLedger) -> Json:
+    """Write a content: one text where that says the same, else a list of blocks."""
+    made = write_blocks(parts, notes)
+    if flat is not False and len(made) == 1 and type(made[0]) is dict and made[0].keys() == {"type", "text"}:
+        return made[0]["text"]
+    return made
 
 
 # Requests -------------------------------------------------------------------------------------------------------------
 
 
-def _read_parallel(members: Members) -> tuple[Any, str] | None:
-    at = "tool_choice/disable_parallel_tool_use"
-    if kind_of(members.rest.get("tool_choice")) not in CHOICES or (apart := members.take(at, bool)) is None:
+def read_request(document: Json) -> ir.Conversation:
+    """Read a request."""
+    rest = members_of(document)
+    messages = [_read_message(one, f"/messages/{place}") for place, one in enumerate(pop_list(rest, "messages"))]
+    parts, flat = read_content(rest, "system", "", read_block)
+    if flat is not None:
+        messages.insert(0, ir.Message(role="system", parts=parts, flat=flat, at="/system"))
+    found = pop(rest, "tools", list) if rest.get("tools") else ()  # an empty list stays, so that it is written again
+    options, places = take_options(rest, SAME, {"stop_sequences": "stop"})
+    _read_options(rest, options, places)
+    return ir.Conversation(
+        dialect=NAME, messages=tuple(messages), model=pop(rest, "model"), options=options, options_at=places,
+        tools=tuple(read_tool(tool, f"/tools/{place}") for place, tool in enumerate(found or ())),
+        ext=ext_of(NAME, rest),
+    )  # fmt: skip
+
+
+def _read_message(value: Json, at: str) -> ir.Message:
+    rest = members_of(value, at)
+    native = pop(rest, "role")
+    parts, flat = read_content(rest, "content", at, read_block)
+    return ir.Message(
+        role=ROLES.get(native or "", "user"), parts=parts, native_role=native, flat=flat, at=at, ext=ext_of(NAME, rest)
+    )
+
+
+def read_tool(value: Json, at: str) -> ir.ToolSpec:
+    """Read a tool definition; any other than a function is run by the vendor."""
+    rest = value.copy() if type(value) is dict else {}
+    name = pop(rest, "name")
+    kind = rest.get("type")
+    if name is None or kind not in (None, "custom"):
+        said = value.get("name") or kind if type(value) is dict else None
+        return ir.ToolSpec(name=str(said or "unreadable"), kind="server", payload=value, at=at)
+    cache, text, strict = take_cache(rest), pop(rest, "description"), pop(rest, "strict", bool)
+    schema = pop(rest, "input_schema", dict)
+    return ir.ToolSpec(
+        name=name, description=text, schema=schema, strict=strict, cache=cache, at=at, ext=ext_of(NAME, rest)
+    )
+
+
+def _read_options(rest: dict[str, Any], options: dict[str, Any], places: dict[str, str]) -> None:
+    metadata, output = pop_inner(rest, "metadata"), pop_inner(rest, "output_config")
+    choice, thinking = pop_inner(rest, "tool_choice"), pop_inner(rest, "thinking")
+
+    def found(name: str, value: Any, at: str) -> None:
+        if value is not None:
+            options[name], places[name] = value, at
+
+    found("user", pop(metadata, "user_id"), "/metadata/user_id")
+    found("reasoning_effort", pop(output, "effort"), "/output_config/effort")
+    match output.get("format"):
+        case {"type": "json_schema", "schema": dict(schema), **other} if not other:
+            found("response_format", {"type": "schema", "schema": schema}, "/output_config/format")
+            del output["format"]
+    if choice.get("type") in (*CHOICES, "tool"):
+        apart = pop(choice, "disable_parallel_tool_use", bool)
+        found("parallel_tool_calls", None if apart is None else not apart, "/tool_choice/disable_parallel_tool_use")
+    match choice:
+        case {"type": "tool", "name": str(name)} if len(choice) == 2:
+            found("tool_choice", {"mode": "tool", "name": name}, "/tool_choice")
+            choice.clear()
+        case {"type": "auto" | "any" | "none" as word} if len(choice) == 1:
+            found("tool_choice", {"mode": CHOICES[word]}, "/tool_choice")
+            choice.clear()
+    kind = thinking.get("type")
+    budget = pop(thinking, "budget_tokens", int) if kind == "enabled" else BUDGETS.get(str(kind))
+    if budget is not None:
+        del thinking["type"]
+        found("reasoning_budget", budget, "/thinking")
+    inner = {"metadata": metadata, "output_config": output, "tool_choice": choice, "thinking": thinking}
+    for name, left in inner.items():
+        put_back(rest, name, left)
+
+
+def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str, Any]:
+    """Write a request."""
+    out: dict[str, Any] = {} if conversation.model is None else {"model": conversation.model}
+    system, others = outside(conversation.messages, notes, lambda message: message.native_role == "system")
+    if system is not None:
+        out["system"] = write_content(system.parts, system.flat, notes)
+    written = [_write_message(message, notes) for message in others]
+    out["messages"] = [message for message in written if message is not None]
+    tools = [write_tool(tool, notes) for tool in conversation.tools]
+    if tools := [tool for tool in tools if tool is not None]:
+        out["tools"] = tools
+    _write_options(conversation, out, notes)
+    if notes.is_home:
+        return added(out, conversation, NAME)
+    out.setdefault("model", "unknown")
+    out.setdefault("max_tokens", MAX_TOKENS_MADE)
+    _fit_thinking(out, conversation, notes)
+    return out
+
+
+def _write_message(message: ir.Message, notes: LossLedger) -> Json:
+    native, home = message.native_role, notes.is_home
+    role: str = "user" if message.role == "tool" else message.role
+    if home and native is not None and ROLES.get(native, "user") == message.role:
+        role = native
+    out: dict[str, Any] = {"role": role, "content": write_content(message.parts, message.flat, notes)}
+    if home:
+        return added(out, message, NAME)
+    if out["content"] == []:
+        notes.drop(message.at, "part", "a message without content is refused here")
         return None
-    return not apart, f"/{at}"
+    return out
 
 
-def _write_parallel(value: Any, draft: OptionDraft) -> None:
-    chosen = draft.conversation.options.get("tool_choice", {}).get("mode")
-    if value and not draft.is_home and chosen is None:
-        pass  # the rule here
-    elif chosen == "none" and not draft.is_home:
-        pass  # no calls are wanted at all
-    else:
-        head = {} if draft.is_home or "tool_choice" in draft.out else {"type": "auto"}
-        draft.put("tool_choice", {**head, "disable_parallel_tool_use": not value})
+def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
+    """Write a tool definition; None, with a note, for a tool that only another vendor runs."""
+    home = notes.is_home
+    if tool.kind == "server":
+        if not home:
+            notes.drop(tool.at, "tool", f"{tool.name} is run by {notes.source} itself", tool.payload)
+        return tool.payload if home else None
+    schema = tool.schema if tool.kind == "function" else FREE_TEXT
+    if schema is None and not home:
+        notes.synthesise(tool.at, "required", "a tool has a schema here")
+        schema = {"type": "object", "properties": {}}
+    if tool.kind != "function":
+        notes.degrade(tool.at, "tool", "a tool for free text takes an object with the member input here")
+    out = without_none({
+        "name": tool.name, "description": tool.description, "input_schema": schema, "strict": tool.strict,
+        "cache_control": None if tool.cache is None else _write_cache(tool.cache, home),
+    })  # fmt: skip
+    return added(out, tool, NAME) if home else out
 
 
-def _read_thinking(members: Members) -> tuple[Any, str] | None:
-    budgets = {"disabled": 0, "adaptive": -1}
-    kind = members.look("thinking/type")
-    budget = members.take("thinking/budget_tokens", int) if kind == "enabled" else budgets.get(str(kind))
+def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: LossLedger) -> None:
+    home, left = notes.is_home, dict(conversation.options)
+    at = conversation.options_at
+    limits: dict[str, tuple[Any, Any]] = {"max_tokens": (1, None), "temperature": (0, 1), "top_k": (0, None)}
+    for member in SAME:
+        name = "stop" if member == "stop_sequences" else member
+        value = left.pop(name, None)
+        if name == "service_tier" and value not in (None, "auto", "standard_only") and not home:
+            lose_option(notes, at, name, value, "no such service_tier here")
+        elif value is not None:
+            out[member] = value if home else bounded(value, *limits.get(name, (None, None)), notes, at, name)
+    if (user := left.pop("user", None)) is not None:
+        out["metadata"] = {"user_id": user}
+    _write_thinking(left, out, notes, at)
+    _write_format(left.pop("response_format", None), out, notes, at)
+    choice, parallel = left.pop("tool_choice", None), left.pop("parallel_tool_calls", None)
+    if choice is not None:
+        words = {mode: word for word, mode in CHOICES.items()}
+        by_name = {"type": "tool", "name": choice.get("name")}
+        out["tool_choice"] = by_name if choice["mode"] == "tool" else {"type": words[choice["mode"]]}
+    is_said = (choice is not None and choice["mode"] != "none") or (choice is None and not parallel)
+    if parallel is not None and (home or is_said):
+        head = out.get("tool_choice", {} if home else {"type": "auto"})
+        out["tool_choice"] = {**head, "disable_parallel_tool_use": not parallel}
+    for name, value in left.items():
+        lose_option(notes, at, name, value)
+
+
+def _write_thinking(left: dict[str, Any], out: dict[str, Any], notes: LossLedger, at: dict[str, str]) -> None:
+    effort, budget = left.pop("reasoning_effort", None), left.pop("reasoning_budget", None)
+    if effort == "none" and not notes.is_home:
+        notes.degrade(at.get("reasoning_effort", "/reasoning_effort"), "option_value", "no effort became no thinking")
+        budget = 0 if budget is None else budget
+    elif effort is not None:
+        if effort not in EFFORTS and not notes.is_home:
+            notes.degrade(
+                at.get("reasoning_effort", "/reasoning_effort"), "option_value", "the least effort here is low"
+            )
+            effort = "low"
+        out["output_config"] = {"effort": effort}
     if budget is None:
-        return None
-    members.forget("thinking/type")
-    return budget, "/thinking"
-
-
-def _write_budget(value: Any, draft: OptionDraft) -> None:
-    if value <= 0:
-        draft.put("thinking", {"type": "adaptive" if value else "disabled"})
         return
-    if not draft.is_home and value < THINKING_TOKENS_MIN:
-        draft.degrade(f"thinking begins with {THINKING_TOKENS_MIN} tokens here", value)
-        value = THINKING_TOKENS_MIN
-    draft.put("thinking", {"type": "enabled", "budget_tokens": value})
-
-
-def _write_effort(value: Any, draft: OptionDraft) -> None:
-    if value == "none" and not draft.is_home:
-        draft.degrade("no effort became no thinking", value)
-        draft.put("thinking", {"type": "disabled"})
+    if budget <= 0:
+        out["thinking"] = {"type": "adaptive" if budget else "disabled"}
         return
-    if not draft.is_home and value not in EFFORTS:
-        draft.degrade("the nearest effort here is low", value)
-        value = "low"
-    draft.put("output_config/effort", value)
+    if not notes.is_home:
+        budget = bounded(budget, THINKING_TOKENS_MIN, None, notes, at, "reasoning_budget")
+    out["thinking"] = {"type": "enabled", "budget_tokens": budget}
 
 
-def _write_format(value: Any, draft: OptionDraft) -> None:
-    if value["type"] == "schema" and type(value.get("schema")) is dict:
-        draft.put("output_config/format", {"type": "json_schema", "schema": value["schema"]})
-    elif value["type"] == "text":
-        pass  # what the target gives anyway
+def _write_format(form: Any, out: dict[str, Any], notes: LossLedger, at: dict[str, str]) -> None:
+    if form is None or form["type"] == "text":
+        return  # what is given anyway
+    if form["type"] == "schema" and type(form.get("schema")) is dict:
+        asked = {"format": {"type": "json_schema", "schema": form["schema"]}}
+        out["output_config"] = {**out.get("output_config", {}), **asked}
     else:
-        draft.drop("JSON without a schema cannot be asked for here", value, "option")
+        lose_option(notes, at, "response_format", form, "JSON without a schema cannot be asked for here")
 
 
-NAME_HOLE: Final = Hole("name")
-SCHEMA: Final = Hole("schema", (dict,))
-OPTIONS: Final = (
-    RequestOption("max_tokens", "max_tokens", (int,), least=1),
-    RequestOption("temperature", "temperature", NUMBER, least=0, most=1),
-    RequestOption("top_p", "top_p", NUMBER),
-    RequestOption("top_k", "top_k", (int,), least=0),
-    RequestOption("stop_sequences", "stop", (list,)),
-    RequestOption("stream", "stream", (bool,)),
-    RequestOption("service_tier", "service_tier", known=frozenset({"auto", "standard_only"})),
-    RequestOption("metadata/user_id", "user"),
-    RequestOption("output_config/effort", "reasoning_effort", write=_write_effort),
-    RequestOption("output_config/format", "response_format", write=_write_format, forms=(
-        Form({"type": "json_schema", "schema": SCHEMA}, {"type": "schema", "schema": SCHEMA}),)),
-    RequestOption("", "parallel_tool_calls", read=_read_parallel, write=_write_parallel),
-    RequestOption("tool_choice", "tool_choice", forms=(
-        *(Form({"type": word}, {"mode": mode}) for word, mode in CHOICES.items() if mode != "tool"),
-        Form({"type": "tool", "name": NAME_HOLE}, {"mode": "tool", "name": NAME_HOLE}))),
-    RequestOption("thinking", "reasoning_budget", read=_read_thinking, write=_write_budget),
-)  # fmt: skip
-
-
-def _fit_thinking(out: dict[str, Any], conversation: ir.Conversation, ledger: LossLedger) -> None:
+def _fit_thinking(out: dict[str, Any], conversation: ir.Conversation, notes: LossLedger) -> None:
     """Leave out what the server refuses beside thinking."""
     thinking: Any = out.get("thinking")
     if kind_of(thinking) not in ("enabled", "adaptive") or "reasoning_budget" not in conversation.options:
@@ -301,65 +491,76 @@ def _fit_thinking(out: dict[str, Any], conversation: ir.Conversation, ledger: Lo
     if is_forced or (budget is not None and out["max_tokens"] <= THINKING_TOKENS_MIN):
         del out["thinking"]
         why = "a tool is forced" if is_forced else f"the limit is {out['max_tokens']} tokens"
-        ledger.drop(at, "option_value", f"no thinking here where {why}")
+        notes.drop(at, "option_value", f"no thinking here where {why}")
         return
     if budget is not None and budget >= out["max_tokens"]:
         thinking["budget_tokens"] = out["max_tokens"] - 1
-        ledger.degrade(at, "option_value", "thinking must take less than the limit of the answer here", budget)
+        notes.degrade(at, "option_value", "thinking must take less than the limit of the answer here", budget)
     for name in ("temperature", "top_k"):
         if name in out and out[name] != 1:
-            ledger.drop(places.get(name, f"/{name}"), "option_value", f"{name} is refused beside thinking", out[name])
+            notes.drop(places.get(name, f"/{name}"), "option_value", f"{name} is refused beside thinking", out[name])
         out.pop(name, None)
     if out.get("top_p", 1) < TOP_P_MIN:
         at = places.get("top_p", "/top_p")
-        ledger.degrade(at, "option_value", f"the least beside thinking is {TOP_P_MIN}", out["top_p"])
+        notes.degrade(at, "option_value", f"the least beside thinking is {TOP_P_MIN}", out["top_p"])
         out["top_p"] = TOP_P_MIN
 
 
-def _with_schema(tool: ir.ToolSpec, out: dict[str, Any], ledger: LossLedger) -> ir.ToolSpec:
-    if tool.schema is not None:
-        return tool
-    ledger.synthesise(tool.at, "required", "a tool has a schema here")
-    return msgspec.structs.replace(tool, schema={"type": "object", "properties": {}})
-
-
-TOOLS: Final = Tools(BLOCKS, TOOL, {"": "function", "custom": "function"}, write_more=_with_schema)
-
-
 # Answers --------------------------------------------------------------------------------------------------------------
-
-
-def read_candidates(members: Members, calls: Calls) -> tuple[ir.Candidate, ...]:
-    """Take what an answer says and why it ended."""
-    parts = tuple(BLOCKS.read(block, f"/content/{place}") for place, block in enumerate(members.need("content")))
-    raw = members.take("stop_reason")
-    return (ir.Candidate(
-        message=ir.Message(role="assistant", parts=parts, flat=False), stop=ENDINGS.read(raw, parts), stop_raw=raw,
-        stop_sequence=members.take("stop_sequence"), stop_at="/stop_reason",
-    ),)  # fmt: skip
-
-
-def write_candidates(answer: ir.Answer, out: dict[str, Any], ledger: LossLedger) -> None:
-    """Write what an answer says and why it ended."""
-    out["content"] = []
-    for candidate in answer.candidates[:1]:
-        out["content"] = BLOCKS.write_all(candidate.message.parts, ledger)
-        if (word := ENDINGS.write(candidate, ledger)) is not None:
-            out["stop_reason"] = word
-        if candidate.stop_sequence is not None or not ledger.is_home:
-            out["stop_sequence"] = candidate.stop_sequence
-        ledger.put_ext(candidate.message, out)
-        ledger.put_ext(candidate, out)
 
 
 USAGE: Final = Counters({
     "input_tokens": "input", "cache_read_input_tokens": "cache_read", "cache_creation_input_tokens": "cache_write",
     "output_tokens": "output", "output_tokens_details/thinking_tokens": "reasoning",
 }, total="", needed=("input", "output"), apart={"input": ("cache_read", "cache_write")})  # fmt: skip
-PLACES: Final = {
-    "id": "id", "model": "model", "usage": "usage", "cache": "cache_control", "signature": "signature",
-    "title": "title", "parallel_tool_calls": "tool_choice",
-}  # fmt: skip
+
+
+def read_answer(document: Json) -> ir.Answer:
+    """Read a response."""
+    rest = members_of(document)
+    if (failed := read_error(document, rest, "content", NAME)) is not None:
+        return failed
+    parts = tuple(read_block(block, f"/content/{place}") for place, block in enumerate(pop_list(rest, "content")))
+    for name, word in (("type", "message"), ("role", "assistant")):
+        if rest.get(name) == word:
+            del rest[name]
+    raw, sequence, usage = pop(rest, "stop_reason"), pop(rest, "stop_sequence"), pop(rest, "usage", dict)
+    candidate = ir.Candidate(
+        message=ir.Message(role="assistant", parts=parts, flat=False), stop=ENDINGS.read(raw, parts), stop_raw=raw,
+        stop_sequence=sequence, stop_at="/stop_reason",
+    )  # fmt: skip
+    return ir.Answer(
+        dialect=NAME, candidates=(candidate,), id=pop(rest, "id"), model=pop(rest, "model"),
+        usage=None if usage is None else USAGE.read(usage, "/usage", NAME), ext=ext_of(NAME, rest),
+    )  # fmt: skip
+
+
+def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
+    """Write a response."""
+    if answer.error is not None and not answer.candidates:
+        return write_error(answer, notes, ERROR, ERROR_HEAD)
+    out = without_none({"id": answer.id, "model": answer.model})
+    out["content"] = []
+    for candidate in answer.candidates[:1]:
+        out["content"] = write_blocks(candidate.message.parts, notes)
+        if (word := ENDINGS.write(candidate, notes)) is not None:
+            out["stop_reason"] = word
+        if candidate.stop_sequence is not None or not notes.is_home:
+            out["stop_sequence"] = candidate.stop_sequence
+        if notes.is_home:
+            added(added(out, candidate.message, NAME), candidate, NAME)
+    for lost in answer.candidates[1:]:
+        notes.drop(lost.at, "candidates", "the target gives one answer")
+    if answer.usage is not None:
+        out["usage"] = USAGE.write(answer.usage, notes)
+    if notes.is_home:
+        added(out, answer, NAME)
+    out = {**out, "type": out.get("type", "message"), "role": out.get("role", "assistant")}
+    if notes.is_home:
+        return out
+    made = {"id": "msg_translated", "model": "unknown", "stop_reason": STOP_WORDS[None],
+            "usage": {"input_tokens": 0, "output_tokens": 0}}  # fmt: skip
+    return {**made, **without_none(out), "stop_sequence": out.get("stop_sequence")}
 
 
 # Streams --------------------------------------------------------------------------------------------------------------
@@ -389,17 +590,17 @@ class StreamReader(BlockReader):
 
     def _whole(self, chunk: Json) -> list[ir.StreamEvent]:
         self.ended = True
-        return whole_events(self.dialect.read_answer(chunk, Calls()))
+        return whole_events(self.dialect.read_answer(chunk))
 
     def _begin(self, chunk: Json) -> list[ir.StreamEvent]:
         message = chunk.get("message")
         if type(message) is not dict:
             return [ir.Kept(chunk, False)]
-        members = Members(message, "/message")
-        answer_id, model = members.take("id"), members.take("model")
+        rest = message.copy()
+        answer_id, model = pop(rest, "id"), pop(rest, "model")
         for key in ("type", "role", "usage", "content", "stop_reason", "stop_sequence"):
-            members.rest.pop(key, None)
-        out: list[ir.StreamEvent] = [ir.Began(id=answer_id, model=model, at="/message", ext=members.ext(NAME))]
+            rest.pop(key, None)
+        out: list[ir.StreamEvent] = [ir.Began(id=answer_id, model=model, at="/message", ext=ext_of(NAME, rest))]
         out += self._count(message.get("usage"))
         # The continuation of a program's tool calls begins with the blocks that were made before.
         content = message.get("content")
@@ -418,7 +619,7 @@ class StreamReader(BlockReader):
         index, block = chunk.get("index"), chunk.get("content_block")
         if type(index) is not int or type(block) is not dict:
             return [ir.Kept(chunk, False)]
-        part = BLOCKS.read(block, f"/content/{index}")
+        part = read_block(block, f"/content/{index}")
         if isinstance(part, ir.ToolUse) and part.input == {}:
             part = msgspec.structs.replace(part, text="")
         elif isinstance(part, ir.Thinking) and part.signature == "":
@@ -445,7 +646,7 @@ class StreamReader(BlockReader):
         elif kind == "signature_delta":
             out.append(self.more(index, _text(delta, "signature"), "signature"))
         elif kind == "citations_delta" and type(delta.get("citation")) is dict:
-            found = CITATIONS.read(delta["citation"], f"/content/{index}/citations")
+            found = read_citation(delta["citation"], f"/content/{index}/citations")
             out.append(self.more(index, "", "citation", found))
         else:
             out.append(ir.Kept(chunk, False))
@@ -460,7 +661,7 @@ class StreamReader(BlockReader):
             text = "".join(block.texts)
             value = parse_json(text)
             native = {**block.part.payload, "input": text if value is None else value}
-            part = BLOCKS.read(native, f"/content/{index}")
+            part = read_block(native, f"/content/{index}")
         return self.end(index, part)
 
     def _beside(self, chunk: Json) -> list[ir.StreamEvent]:
@@ -541,12 +742,8 @@ class StreamWriter(BlockWriter):
 
 
 DIALECT: Final = Dialect(
-    NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, options=OPTIONS,
-    read_messages=read_messages, write_messages=write_messages, tools=TOOLS,
-    required={"model": "unknown", "max_tokens": MAX_TOKENS_MADE}, finish=_fit_thinking,
-    read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, endings=ENDINGS, reply="content",
-    answer_head={"type": "message", "role": "assistant"}, error={"type": "api_error"}, error_head={"type": "error"},
-    answer_required={"id": "msg_translated", "model": "unknown", "stop_reason": STOP_WORDS[None],
-                     "usage": {"input_tokens": 0, "output_tokens": 0}},
-    read_stream=StreamReader, write_stream=StreamWriter, event_name=type_name, limits=LIMITS, places=PLACES,
+    NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, read_request=read_request,
+    write_request=write_request, read_answer=read_answer, write_answer=write_answer, read_stream=StreamReader,
+    write_stream=StreamWriter, event_name=type_name, usage=USAGE, endings=ENDINGS, error=ERROR, error_head=ERROR_HEAD,
+    limits=LIMITS,
 )  # fmt: skip

@@ -6,7 +6,6 @@ No vendor's words are here.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -17,109 +16,32 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.dialects import ir
-from backplane.dialects.framing import UNREADABLE
+from backplane.dialects.common import (
+    EFFORT_BUDGETS,
+    FREE_TEXT,
+    Calls,
+    LossLedger,
+    arguments_object,
+    arguments_text,
+    escape,
+    kind_of,
+    media_url,
+    put,
+    read_arguments,
+    read_url,
+    take_cache,
+)
 from backplane.errors import TranslationError
-
-NUMBER: Final = (int, float)
-ANY: Final = (dict, list, str, int, float, bool)
-MADE_ID: Final = "call_made_"
-"""Beginning of an id that was made here; its own dialect never gets it."""
 
 _MISSING: Final = object()
 _UPPER: Final = re.compile(r"[A-Z]")
-_encode_plain: Final = msgspec.json.Encoder().encode
-_encode_sorted: Final = msgspec.json.Encoder(order="deterministic").encode
-_decode: Final = msgspec.json.Decoder().decode
-
-
 # JSON -----------------------------------------------------------------------------------------------------------------
-
-
-def encode(value: Json, *, in_order: bool = False) -> bytes:
-    """Encode a value; half a surrogate pair, where a gateway cut a text, gets Python's own escape.
-
-    Args:
-        in_order: sort members, so that the same bytes are the same JSON, forms of numbers included.
-    """
-    try:
-        return (_encode_sorted if in_order else _encode_plain)(value)
-    except (UnicodeEncodeError, OverflowError):
-        return json.dumps(value, separators=(",", ":"), sort_keys=in_order).encode()
-
-
-def json_text(value: Json) -> str:
-    return encode(value).decode()
-
-
-def parse_json(text: str) -> Json:
-    """Parse JSON text; return None when it is none. Arguments of a call are never the JSON null."""
-    try:
-        return _decode(text)
-    except UNREADABLE:
-        return None
-
-
-def read_arguments(text: str) -> Json:
-    """Return what the text says; the text itself where it is no JSON, an empty object where it is empty."""
-    if not text:
-        return {}
-    value = parse_json(text)
-    return text if value is None else value
-
-
-def arguments_text(call: ir.ToolUse) -> str:
-    """Return the arguments as text: the vendor's own where they still say the same."""
-    if call.text is not None and read_arguments(call.text) == call.input:
-        return call.text
-    return call.input if isinstance(call.input, str) else json_text(call.input)
-
-
-def arguments_object(call: ir.ToolUse, ledger: LossLedger) -> Json:
-    """Return the arguments for a dialect that takes only objects."""
-    if type(call.input) is dict or ledger.is_home:
-        return call.input
-    name = "input" if call.kind == "custom" else "arguments"
-    ledger.degrade(call.at, "arguments", f"no JSON object; it stands in the member {name}", call.input)
-    return {name: call.input}
 
 
 @cache
 def snake(name: str) -> str:
     """Spell a member's name in snake_case."""
     return _UPPER.sub(lambda match: "_" + match[0].lower(), name)
-
-
-def escape(key: str) -> str:
-    """Write a member's name as a step of a JSON pointer."""
-    return key.replace("~", "~0").replace("/", "~1") if "~" in key or "/" in key else key
-
-
-def unescape(step: str) -> str:
-    return step.replace("~1", "/").replace("~0", "~") if "~" in step else step
-
-
-def kind_of(value: Json, tag: str = "type") -> str | None:
-    """Return what an object says in its member `tag` that it is; None when it says nothing readable."""
-    kind = value.get(tag) if type(value) is dict else None
-    return kind if type(kind) is str else None
-
-
-def put(out: dict[str, Any], path: str, value: Any, *, anew: bool = True) -> None:
-    """Write a value at a path of members.
-
-    Args:
-        anew: replace what stands there already.
-    """
-    *steps, last = path.split("/")
-    for step in steps:
-        inner = out.setdefault(unescape(step), {})
-        if type(inner) is not dict:
-            return
-        out = inner
-    if anew:
-        out[unescape(last)] = value
-    else:
-        out.setdefault(unescape(last), value)
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
@@ -247,157 +169,6 @@ class Members:
 
 def _kind(value: Json) -> str:
     return "missing" if value is None else f"of type {type(value).__name__}"
-
-
-class Calls:
-    """Ids for calls without one: made in order, found again by name."""
-
-    def __init__(self) -> None:
-        self.made = 0
-        self._open: dict[str, list[str]] = {}
-
-    def make(self, name: str) -> str:
-        made = f"{MADE_ID}{self.made}"
-        self.made += 1
-        self._open.setdefault(name, []).append(made)
-        return made
-
-    def answer(self, name: str) -> str:
-        waiting = self._open.get(name)
-        return waiting.pop(0) if waiting else f"{MADE_ID}unknown_{name}"
-
-
-def media_url(media: ir.Media) -> str | None:
-    """Return a URL for data or the URL itself, None when there is neither."""
-    if media.data is not None:
-        return f"data:{media.media_type or 'application/octet-stream'};base64,{media.data}"
-    return media.url
-
-
-def read_url(url: str, field: str = "url") -> dict[str, Any]:
-    """Return the fields of media that a data URL says; any other text is that of `field`."""
-    head, found, body = url.partition(";base64,")
-    return {"media_type": head[5:], "data": body} if found and head[:5] == "data:" else {field: url}
-
-
-# Losses of one direction ----------------------------------------------------------------------------------------------
-
-Kin = Mapping[str, Mapping[str, type[Any]]]
-"""Dialect of the same family → the members that the target takes from it, and of which type."""
-
-
-class LossLedger:
-    """The losses of one direction; made by whoever reads or writes a document.
-
-    Args:
-        source: the dialect that the pointers are of.
-        target: the dialect that is written; the same as `source` while reading.
-        is_answer: what is written is said by the model, not to it.
-    """
-
-    def __init__(self, source: str, target: str, kin: Kin | None = None, *, is_answer: bool = False) -> None:
-        self.source = source
-        self.target = target
-        self.kin = kin or {}
-        self.is_answer = is_answer
-        self.is_home: bool = source == target
-        self.losses: list[ir.Loss] = []
-        self.named: set[str] = set()
-        """Pointers of the losses."""
-        self.refusals: list[tuple[str, ir.Loss]] = []
-
-    def note(self, kind: ir.LossKind, path: str, code: str, reason: str, value: Any = _MISSING) -> ir.Loss:
-        size = None if value is _MISSING else len(encode(value))
-        loss = ir.Loss(
-            path=path, dialect=self.source, target=self.target, kind=kind, code=code, reason=reason, size_chars=size
-        )
-        self.add((loss,))
-        return loss
-
-    def add(self, losses: Iterable[ir.Loss]) -> None:
-        """Take losses that somebody else has noted."""
-        for loss in losses:
-            self.losses.append(loss)
-            self.named.add(loss.path)
-
-    def drop(self, path: str, code: str, reason: str, value: Any = _MISSING) -> None:
-        self.note("dropped", path, code, reason, value)
-
-    def degrade(self, path: str, code: str, reason: str, value: Any = _MISSING) -> None:
-        self.note("degraded", path, code, reason, value)
-
-    def synthesise(self, path: str, code: str, reason: str) -> None:
-        self.note("synthesised", path, code, reason)
-
-    def refuse(self, path: str, code: str, reason: str, error: str = "mapping_unsupported_capability") -> None:
-        """Note what the target cannot say without changing its meaning; `done` raises it."""
-        self.refusals.append((error, self.note("refused", path, code, reason)))
-
-    def done(self) -> tuple[ir.Loss, ...]:
-        """Return the losses.
-
-        Raises:
-            TranslationError: something was refused; `evidence` names each pointer and code.
-        """
-        if self.refusals:
-            error, first = self.refusals[0]
-            raise TranslationError(
-                error,
-                f"{self.target} cannot take {first.path or '/'}: {first.reason}",
-                hint="send it to the dialect it was written for, or take this out of it",
-                evidence="; ".join(f"{loss.path} {loss.code}" for _, loss in self.refusals),
-            )
-        return tuple(self.losses)
-
-    def put_ext(self, node: ir.Node, out: dict[str, Any]) -> None:
-        """Write a node's own members back; those of another dialect become losses."""
-        for dialect, entries in node.ext.items():
-            kin = entries if dialect == self.target else self.kin.get(dialect, {})
-            for path, value in entries.items():
-                is_items = path[:3] == "../"  # of the item that holds the block
-                if path in kin and (kin is entries or type(value) is kin[path]):
-                    if not is_items:
-                        put(out, path, value, anew=False)
-                    continue
-                at = f"{item_of(node.at)}/{path[3:]}" if is_items else f"{node.at}/{path}"
-                if value not in (None, [], {}):
-                    self.drop(at, "extension", f"only {self.source} knows it", value)
-
-    def lose_part(self, part: ir.Part, reason: str | None = None) -> None:
-        """Report a block that the target has no word for."""
-        code, words = CODES.get(type(part), ("part", f"{type(part).__name__} has no counterpart here"))
-        if isinstance(part, ir.ServerTool):
-            words = f"{part.name} was run by {self.source} itself"
-        elif isinstance(part, ir.Opaque):
-            words = f"{part.label} has no counterpart"
-        found = getattr(part, "payload", None) or getattr(part, "text", None) or getattr(part, "data", None)
-        self.drop(part.at, code, reason or words, found)
-        self.put_ext(part, {})
-
-    def plain_text(self, parts: tuple[ir.Part, ...]) -> str:
-        """Write a result or the head of a request as one text for a dialect that takes only that."""
-        for part in parts:
-            if isinstance(part, ir.Media) and part.text is not None:
-                self.degrade(part.at, "media", "a document of plain text became a text")
-                self.put_ext(part, {})
-            elif isinstance(part, ir.Text):
-                self.put_ext(part, {})
-            else:
-                self.lose_part(part)
-        return "\n".join(part.text for part in parts if isinstance(part, ir.Text | ir.Media) and part.text is not None)
-
-
-CODES: Final[dict[type[Any], tuple[str, str]]] = {
-    ir.Thinking: ("thinking", "the target takes no such thinking"),
-    ir.Media: ("media", "the target takes no media in this form"),
-    ir.ServerTool: ("tool", "a tool that the source runs itself"),
-}
-"""Kind of block → code and sentence where it is missing; any other has no counterpart."""
-
-
-def item_of(at: str) -> str:
-    """Return the pointer of the item that holds a block."""
-    return at.rpartition("/content")[0] or at
 
 
 # Blocks by table ------------------------------------------------------------------------------------------------------
@@ -588,7 +359,7 @@ class Blocks:
         if row.node in (ir.ToolUse, ir.ToolOutput) and fields.get("id") is None:
             name = fields.get("name") or ""
             fields |= {"id": calls.make(name) if row.node is ir.ToolUse else calls.answer(name), "id_made": True}
-        if self.cache and (cache := take_cache(members, self.cache)) is not None:
+        if self.cache and (cache := take_cache(members.rest, self.cache)) is not None:
             fields["cache"] = cache
         if self.signature and (proof := members.take(self.signature)) is not None:
             fields["signature"] = proof
@@ -712,15 +483,6 @@ class Turns(msgspec.Struct, frozen=True):
         }
         ledger.put_ext(message, out)
         return out
-
-
-def take_cache(members: Members, name: str = "cache_control") -> dict[str, Any] | None:
-    """Take a breakpoint of the prompt cache."""
-    found = members.rest.get(name)
-    if type(found) is not dict or found.get("type") != "ephemeral":
-        return None
-    del members.rest[name]
-    return {key: value for key, value in found.items() if key != "type"}
 
 
 def is_own_raw(part: ir.Part, ledger: LossLedger) -> bool:
@@ -926,18 +688,6 @@ def write_options(
             draft.drop("the target gives one answer", value, "candidates")
         else:
             draft.drop(f"the target has no {name}", value, "option")
-
-
-EFFORT_BUDGETS: Final[dict[str, int]] = {
-    "none": 0, "minimal": 1024, "low": 2048, "medium": 8192, "high": 24_576, "xhigh": 32_768, "max": 65_536,
-}  # fmt: skip
-"""Words for thinking and tokens for it, for vendors who know only one of both. The vendors publish no such table;
-these are the budgets that their own agents set for words of this kind."""
-
-FREE_TEXT: Final[dict[str, Json]] = {
-    "type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"],
-}  # fmt: skip
-"""The schema of a tool that takes free text, where tools take only objects."""
 
 
 def effort_writer(path: str) -> Callable[[Any, OptionDraft], None]:

@@ -30,27 +30,22 @@ from backplane.dialects.chat import (
     write_audio,
 )
 from backplane.dialects.codec import (
-    EFFORT_BUDGETS,
-    NUMBER,
     REST,
     Block,
     Blocks,
-    Calls,
     Citations,
     Counters,
     Form,
-    LossLedger,
     Members,
     RequestOption,
     Tools,
     effort_writer,
-    item_of,
-    kind_of,
 )
+from backplane.dialects.common import EFFORT_BUDGETS, NUMBER, Calls, LossLedger, item_of, kind_of
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure, text_of
-from backplane.dialects.vendor import Dialect, type_name
+from backplane.dialects.vendor import TableDialect, type_name
 
 NAME: Final = "codex"
 
@@ -661,7 +656,7 @@ class StreamReader(BlockReader):
         out = self._begin(chunk)
         answer = None
         if type(response.get("output")) is list:
-            answer = self.dialect.read_answer(response, Calls())
+            answer = self.dialect.read_answer(response)
             out += self._missing(answer.candidates[0].message.parts)
         out += [*self.end_all(), *self.count(response.get("usage"), "/usage")]
         error = response.get("error")
@@ -836,7 +831,7 @@ def _content(part: ir.Part, text: str, ledger: LossLedger) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": citations, "logprobs": []}
 
 
-DIALECT: Final = Dialect(
+DIALECT: Final = TableDialect(
     NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, options=OPTIONS,
     read_messages=read_messages, write_messages=write_messages, tools=TOOLS,
     required={"model": "unknown"}, read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE,
@@ -846,4 +841,4 @@ DIALECT: Final = Dialect(
                      "tool_choice": "auto", "tools": []},
     read_stream=StreamReader, write_stream=StreamWriter, event_name=type_name, limits=LIMITS, places=PLACES,
     listed="/input",
-)  # fmt: skip
+).dialect()  # fmt: skip

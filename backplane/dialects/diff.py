@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from backplane.contract.canonical import Json
-from backplane.dialects.codec import encode, escape
+from backplane.dialects.common import encode, escape
 from backplane.dialects.ir import LossKind
 
 ABSENT: Final[Any] = object()

@@ -16,27 +16,22 @@ from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import ir
 from backplane.dialects.codec import (
-    EFFORT_BUDGETS,
-    MADE_ID,
-    NUMBER,
     Block,
     Blocks,
-    Calls,
     Counters,
     Form,
     Hole,
-    LossLedger,
     Members,
     OptionDraft,
     RequestOption,
     Tools,
-    json_text,
     snake,
 )
+from backplane.dialects.common import EFFORT_BUDGETS, MADE_ID, NUMBER, Calls, LossLedger, json_text
 from backplane.dialects.limits import CUT_CALL, ServerLimits, Spelling, calls_in
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure
-from backplane.dialects.vendor import Dialect, outside
+from backplane.dialects.vendor import TableDialect, outside
 from backplane.errors import TranslationError
 
 NAME: Final = "gemini"
@@ -838,7 +833,7 @@ class StreamWriter(BlockWriter):
         return [*(made for ready in rest for made in ready), *last, *self.fail_cut()]
 
 
-DIALECT: Final = Dialect(
+DIALECT: Final = TableDialect(
     NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, options=OPTIONS,
     read_messages=read_messages, write_messages=write_messages, tools=TOOLS,
     read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, reply="candidates",
@@ -846,4 +841,4 @@ DIALECT: Final = Dialect(
     read_stream=StreamReader, write_stream=StreamWriter, limits=LIMITS, places=PLACES,
     listed="/contents",
     spell=True, respell=respelled, finish=_with_proofs,
-)  # fmt: skip
+).dialect()  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from backplane.dialects.codec import LossLedger
+from backplane.dialects.common import LossLedger
 from backplane.dialects.ir import Answer, Conversation, Message, Node, Opaque, Text, ToolOutput, ToolUse
 from backplane.dialects.outcome import RUNNABLE, has_cut_call
 from backplane.dialects.pairing import paired

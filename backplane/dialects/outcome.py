@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from backplane.dialects.codec import LossLedger
+from backplane.dialects.common import LossLedger
 from backplane.dialects.ir import Candidate, Part, Stop, ToolUse
 
 RUNNABLE: Final = (None, "end", "tool_use", "stop_sequence")

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from backplane.dialects.codec import LossLedger
+from backplane.dialects.common import LossLedger
 from backplane.dialects.ir import Conversation, Message, Part, Text, ToolOutput, ToolUse, Translated
 
 MISSING: Final = "no result: the tool did not run to its end"

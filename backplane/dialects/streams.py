@@ -12,15 +12,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.dialects import ir
-from backplane.dialects.codec import (
-    NUMBER,
-    LossLedger,
-    arguments_text,
-    json_text,
-    kind_of,
-    parse_json,
-    read_arguments,
-)
+from backplane.dialects.common import NUMBER, LossLedger, arguments_text, json_text, kind_of, parse_json, read_arguments
 
 Key = tuple[int, int]
 """Choice and index of a block."""

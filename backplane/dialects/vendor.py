@@ -13,18 +13,9 @@ from backplane.contract.capability import Manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
 from backplane.dialects import agent_events
-from backplane.dialects.codec import (
-    Calls,
-    Counters,
-    Kin,
-    LossLedger,
-    Members,
-    RequestOption,
-    Tools,
-    read_options,
-    write_options,
-)
-from backplane.dialects.ir import Answer, Candidate, Conversation, Message, Translated
+from backplane.dialects.codec import Counters, Members, RequestOption, Tools, read_options, write_options
+from backplane.dialects.common import Calls, Kin, LossLedger
+from backplane.dialects.ir import Answer, Candidate, Conversation, Message, ToolOutput, ToolUse, Translated
 from backplane.dialects.limits import ServerLimits, check_meaning, fitted, runnable
 from backplane.dialects.outcome import Endings
 from backplane.dialects.schemas import accepted_tool
@@ -39,6 +30,114 @@ def no_name(chunk: Json) -> str | None:
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+    """One vendor's dialect: its tables and its functions; a vendor's file ends with its own."""
+
+    NAME: str
+    TOOL_NAMES: Mapping[str, str]
+    """The names that the vendor's agent gives its tools → neutral names."""
+    CAPABILITIES: Manifest
+    """What a bare model behind it can do, by the contract's abilities."""
+    DEFAULTS: Mapping[str, Json]
+    """`model` and options of an order that says none."""
+    DONE: bool = False
+    """Whether a stream ends with the word `[DONE]`."""
+    read_request: Callable[[Json], Conversation]
+    """Reads a request; raises `TranslationError` `dialect_mapping_failed` if it is none."""
+    write_request: Callable[[Conversation, LossLedger], dict[str, Any]]
+    read_answer: Callable[[Json], Answer]
+    """Reads a response; raises `TranslationError` `dialect_mapping_failed` if it is none."""
+    write_answer: Callable[[Answer, LossLedger], dict[str, Any]]
+    read_stream: Callable[[Any], BlockReader]
+    """Makes the reader of one stream's chunks."""
+    write_stream: Callable[[Any, str], BlockWriter]
+    """Makes the writer of one stream's chunks, for events of the dialect given."""
+    event_name: Callable[[Json], str | None] = no_name
+    """Returns the name under which a chunk is sent; None where it has none."""
+    usage: Counters
+    endings: Endings
+    error: Mapping[str, Json] = {}
+    """What an error says beside its message."""
+    error_head: Mapping[str, Json] = {}
+    """Members beside an error."""
+    kin: Kin = {}
+    limits: ServerLimits = ServerLimits()
+    """What the server refuses although its types take it."""
+    respell: Callable[[Json, Json], Json] | None = None
+    """Spells what came back as the document was spelled that went."""
+
+    def to_ir(self, request: Json) -> Translated[Conversation]:
+        """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
+        return self._read(self.read_request(request), request)
+
+    def from_ir(self, conversation: Conversation) -> Translated[Json]:
+        """Write a request. Raises `TranslationError` where its meaning would break."""
+        ledger = LossLedger(conversation.dialect, self.NAME, self.kin)
+        if not ledger.is_home:
+            return Translated(self._foreign(conversation, ledger), ledger.done())
+        if conversation.raw is not None and self.to_ir(conversation.raw).value == conversation:
+            return Translated(conversation.raw)
+        return Translated(self.write_request(conversation, ledger), ledger.done())
+
+    def _foreign(self, conversation: Conversation, ledger: LossLedger) -> Json:
+        check_meaning(conversation, ledger)
+        fit = self._with_schemas(fitted(conversation, self.limits, ledger), ledger)
+        return self.write_request(fit, ledger)
+
+    def _with_schemas(self, conversation: Conversation, ledger: LossLedger) -> Conversation:
+        """Write the schemas of the tools as the server takes them."""
+        done = [accepted_tool(tool, self.NAME, ledger.source, tool.at) for tool in conversation.tools]
+        ledger.add(loss for _, losses in done for loss in losses)
+        return msgspec.structs.replace(conversation, tools=tuple(tool for tool, _ in done))
+
+    def response_to_ir(self, response: Json) -> Translated[Answer]:
+        """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
+        return self._read(self.read_answer(response), response)
+
+    def _read(self, read: ReadT, raw: Json) -> Translated[ReadT]:
+        ledger = LossLedger(self.NAME, self.NAME)
+        holders = read.messages if isinstance(read, Conversation) else [one.message for one in read.candidates]
+        made = [
+            part for one in holders for part in one.parts if isinstance(part, ToolUse | ToolOutput) and part.id_made
+        ]
+        if made:
+            at = "/" + made[0].at.split("/")[1] if made[0].at else ""
+            ledger.synthesise(at, "identity", f"ids for {len(made)} calls and results that had none")
+        return Translated(msgspec.structs.replace(read, raw=raw), ledger.done())
+
+    def response_from_ir(self, answer: Answer) -> Translated[Json]:
+        """Write a response."""
+        ledger = LossLedger(answer.dialect, self.NAME, self.kin, is_answer=True)
+        if ledger.is_home and answer.raw is not None and self.response_to_ir(answer.raw).value == answer:
+            return Translated(answer.raw)
+        written = self.write_answer(answer if ledger.is_home else runnable(answer, self.limits, ledger), ledger)
+        return Translated(written, ledger.done())
+
+    def map_work_order(self, order: WorkOrder, config: Mapping[str, Json]) -> Translated[Json]:
+        """Write an order as a request; `config` as for `agent_events.order_conversation`."""
+        return self.from_ir(agent_events.order_conversation(order, config, self.NAME, self.DEFAULTS))
+
+    def map_response(self, response: Json, now: str = agent_events.EPOCH) -> list[AgentEvent]:
+        """Say a response as agent events, all at the time `now`."""
+        return agent_events.answer_events(self.response_to_ir(response).value, now)
+
+    def StreamReader(self) -> BlockReader:
+        """Make the reader of one stream's chunks."""
+        return self.read_stream(self)
+
+    def StreamWriter(self, source: str = "") -> Any:
+        """Make the writer of one stream's chunks, for events of the dialect `source`."""
+        return self.write_stream(self, source)
+
+    def StreamState(self, now: str = agent_events.EPOCH) -> agent_events.State:
+        """Make the state of one stream on its way to agent events."""
+        return agent_events.State(self.NAME, self.StreamReader(), now)
+
+    def map_stream_event(self, chunk: Json, state: agent_events.State) -> list[AgentEvent]:
+        """Say one chunk as agent events; a call comes whole, when its arguments have ended."""
+        return agent_events.say(state.reader.read(chunk), state)
+
+
+class TableDialect(msgspec.Struct, frozen=True, kw_only=True):
     """One vendor's dialect: tables, and functions for what no table says; a vendor's file ends with its own."""
 
     NAME: str
@@ -107,9 +206,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     # By the tables
 
-    def read_request(self, request: Json, calls: Calls) -> Conversation:
+    def read_request(self, request: Json) -> Conversation:
         """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-        members = Members(request, "", spell=self.spell)
+        calls, members = Calls(), Members(request, "", spell=self.spell)
         messages = self.read_messages(members, calls)
         options, places = read_options(members, self.options)
         name = self.tools_member
@@ -137,9 +236,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                 self.finish(out, conversation, ledger)
         return out
 
-    def read_answer(self, response: Json, calls: Calls) -> Answer:
+    def read_answer(self, response: Json) -> Answer:
         """Read a response; a body that only says an error becomes an answer without candidates."""
-        members = Members(response, "", spell=self.spell)
+        calls, members = Calls(), Members(response, "", spell=self.spell)
         rest = members.rest
         error: Any = rest.get("error")
         words = error.get("message") if type(error) is dict else error
@@ -181,75 +280,37 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             require(out, self.answer_required)
         return out
 
-    # What everybody uses
+    def dialect(self) -> Dialect:
+        """Return the value that all dialects are."""
+        return Dialect(
+            NAME=self.NAME, TOOL_NAMES=self.TOOL_NAMES, CAPABILITIES=self.CAPABILITIES, DEFAULTS=self.DEFAULTS,
+            DONE=self.DONE, read_request=self.read_request, write_request=self.write_request,
+            read_answer=self.read_answer, write_answer=self.write_answer, read_stream=self.read_stream,
+            write_stream=self.write_stream, event_name=self.event_name, usage=self.usage, endings=self.endings,
+            error=self.error, error_head=self.error_head, kin=self.kin, limits=self.limits, respell=self.respell,
+        )  # fmt: skip
 
-    def to_ir(self, request: Json) -> Translated[Conversation]:
-        """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-        calls = Calls()
-        return self._read(self.read_request(request, calls), request, calls)
 
-    def from_ir(self, conversation: Conversation) -> Translated[Json]:
-        """Write a request. Raises `TranslationError` where its meaning would break."""
-        ledger = LossLedger(conversation.dialect, self.NAME, self.kin)
-        if not ledger.is_home:
-            return Translated(self._foreign(conversation, ledger), ledger.done())
-        if conversation.raw is not None and self.to_ir(conversation.raw).value == conversation:
-            return Translated(conversation.raw)
-        return Translated(self.write_request(conversation, ledger), ledger.done())
+def read_error(document: dict[str, Any], rest: dict[str, Any], reply: str, name: str) -> Answer | None:
+    """Read a body that only says an error, an answer without candidates; None if it says more.
 
-    def _foreign(self, conversation: Conversation, ledger: LossLedger) -> Json:
-        check_meaning(conversation, ledger)
-        fit = self._with_schemas(fitted(conversation, self.limits, ledger), ledger)
-        return self.write_request(fit, ledger)
+    Args:
+        reply: the member that has what was said.
+    """
+    error = document.get("error")
+    if document.get(reply) is not None or not ("error" in document or document.get("object") == "error"):
+        return None
+    words = (error.get("message") if type(error) is dict else error) or document.get("message")
+    return Answer(dialect=name, candidates=(), error=words if type(words) is str else "unknown error", ext={name: rest})
 
-    def _with_schemas(self, conversation: Conversation, ledger: LossLedger) -> Conversation:
-        """Write the schemas of the tools as the server takes them."""
-        done = [accepted_tool(tool, self.NAME, ledger.source, tool.at) for tool in conversation.tools]
-        ledger.add(loss for _, losses in done for loss in losses)
-        return msgspec.structs.replace(conversation, tools=tuple(tool for tool, _ in done))
 
-    def response_to_ir(self, response: Json) -> Translated[Answer]:
-        """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-        calls = Calls()
-        return self._read(self.read_answer(response, calls), response, calls)
-
-    def _read(self, read: ReadT, raw: Json, calls: Calls) -> Translated[ReadT]:
-        ledger = LossLedger(self.NAME, self.NAME)
-        if calls.made:
-            ledger.synthesise(self.listed, "identity", f"ids for {calls.made} calls that had none")
-        return Translated(msgspec.structs.replace(read, raw=raw), ledger.done())
-
-    def response_from_ir(self, answer: Answer) -> Translated[Json]:
-        """Write a response."""
-        ledger = LossLedger(answer.dialect, self.NAME, self.kin, is_answer=True)
-        if ledger.is_home and answer.raw is not None and self.response_to_ir(answer.raw).value == answer:
-            return Translated(answer.raw)
-        written = self.write_answer(answer if ledger.is_home else runnable(answer, self.limits, ledger), ledger)
-        return Translated(written, ledger.done())
-
-    def map_work_order(self, order: WorkOrder, config: Mapping[str, Json]) -> Translated[Json]:
-        """Write an order as a request; `config` as for `agent_events.order_conversation`."""
-        return self.from_ir(agent_events.order_conversation(order, config, self.NAME, self.DEFAULTS))
-
-    def map_response(self, response: Json, now: str = agent_events.EPOCH) -> list[AgentEvent]:
-        """Say a response as agent events, all at the time `now`."""
-        return agent_events.answer_events(self.response_to_ir(response).value, now)
-
-    def StreamReader(self) -> BlockReader:
-        """Make the reader of one stream's chunks."""
-        return self.read_stream(self)
-
-    def StreamWriter(self, source: str = "") -> Any:
-        """Make the writer of one stream's chunks, for events of the dialect `source`."""
-        return self.write_stream(self, source)
-
-    def StreamState(self, now: str = agent_events.EPOCH) -> agent_events.State:
-        """Make the state of one stream on its way to agent events."""
-        return agent_events.State(self.NAME, self.StreamReader(), now)
-
-    def map_stream_event(self, chunk: Json, state: agent_events.State) -> list[AgentEvent]:
-        """Say one chunk as agent events; a call comes whole, when its arguments have ended."""
-        return agent_events.say(state.reader.read(chunk), state)
+def write_error(
+    answer: Answer, notes: LossLedger, error: Mapping[str, Json], head: Mapping[str, Json]
+) -> dict[str, Any]:
+    """Write an answer without candidates in the vendor's words for an error."""
+    if notes.is_home and answer.ext.get(notes.target):
+        return dict(answer.ext[notes.target])
+    return {**head, "error": {**error, "message": answer.error}}
 
 
 def type_name(chunk: Json) -> str | None:

@@ -9,17 +9,8 @@ from typing import Any, Final
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import NATIVE, Manifest
-from backplane.dialects.codec import (
-    NUMBER,
-    Block,
-    Blocks,
-    Calls,
-    Counters,
-    LossLedger,
-    Members,
-    RequestOption,
-    Tools,
-)
+from backplane.dialects.codec import Block, Blocks, Counters, Members, RequestOption, Tools
+from backplane.dialects.common import NUMBER, Calls, LossLedger
 from backplane.dialects.ir import (
     Answer,
     Candidate,
@@ -38,7 +29,7 @@ from backplane.dialects.ir import (
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key
-from backplane.dialects.vendor import Dialect
+from backplane.dialects.vendor import TableDialect
 
 NAME: Final = "acme"
 ROLES: Final[dict[str, Role]] = {"boss": "system", "human": "user", "robot": "assistant", "machine": "tool"}
@@ -141,11 +132,11 @@ class Writer(BlockWriter):
         return [{"outcome": self.words[event.choice]}]
 
 
-DIALECT: Final = Dialect(
+DIALECT: Final = TableDialect(
     NAME=NAME, TOOL_NAMES={}, CAPABILITIES=Manifest({"streaming": NATIVE}), DEFAULTS={"model": "acme-1"},
     options=OPTIONS, read_messages=read_messages, write_messages=write_messages, tools=TOOLS,
     listed="/turns", model_member="robot", tools_member="gadgets", reply="say",
     read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, endings=ENDINGS,
     read_stream=Reader, write_stream=Writer, limits=ServerLimits(tool_name=Spelling("[a-z_]", 16)),
     places={"id": "number", "model": "robot", "usage": "bill"},
-)  # fmt: skip
+).dialect()  # fmt: skip

@@ -52,6 +52,18 @@ def m1(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
                 )
 
 
+def anew(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
+    """M1 without the memory of the document: every message is written from what was read of it."""
+    for name in corpus.names:
+        for kind in KINDS:
+            for title, document in corpus.documents(name, kind):
+                read = msgspec.structs.replace(reader(name, kind)(document).value, raw=None)
+                written = writer(name, kind)(read)
+                same = canonical(written.value) == canonical(document)
+                changed = f"{differ.changed(document, written.value)} {written.losses}"
+                yield f"{name} {kind} {title!r}", None if same and not written.losses else changed
+
+
 # M2 -------------------------------------------------------------------------------------------------------------------
 
 
@@ -328,6 +340,7 @@ def m6(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
 
 MEASURES: dict[str, Callable[[Corpus], Iterator[Finding]]] = {
     "M1": m1,
+    "anew": anew,
     "M2": m2,
     "M3": m3,
     "M4": m4,

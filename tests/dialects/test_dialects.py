@@ -21,7 +21,7 @@ from backplane.dialects import (
     read_stream,
     translate,
 )
-from backplane.dialects.codec import MADE_ID
+from backplane.dialects.common import MADE_ID
 from backplane.errors import ConfigError, TranslationError
 from backplane.upstream.prices import price_of
 from tests.dialects.dialect_corpus import NAMES, canonical, documents, streams

@@ -1,0 +1,400 @@
+"""What the vendors' files share: JSON helpers, members taken from an object, ids, and the notes of a direction.
+
+No vendor's words are here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.dialects import ir
+from backplane.dialects.framing import UNREADABLE
+from backplane.errors import TranslationError
+
+NUMBER: Final = (int, float)
+ANY: Final = (dict, list, str, int, float, bool)
+_MISSING: Final = object()
+MADE_ID: Final = "call_made_"
+"""Beginning of an id that was made here; its own dialect never gets it."""
+
+_encode_plain: Final = msgspec.json.Encoder().encode
+_encode_sorted: Final = msgspec.json.Encoder(order="deterministic").encode
+_decode: Final = msgspec.json.Decoder().decode
+
+
+# JSON -----------------------------------------------------------------------------------------------------------------
+
+
+def encode(value: Json, *, in_order: bool = False) -> bytes:
+    """Encode a value; half a surrogate pair, where a gateway cut a text, gets Python's own escape.
+
+    Args:
+        in_order: sort members, so that the same bytes are the same JSON, forms of numbers included.
+    """
+    try:
+        return (_encode_sorted if in_order else _encode_plain)(value)
+    except (UnicodeEncodeError, OverflowError):
+        return json.dumps(value, separators=(",", ":"), sort_keys=in_order).encode()
+
+
+def json_text(value: Json) -> str:
+    return encode(value).decode()
+
+
+def parse_json(text: str) -> Json:
+    """Parse JSON text; return None when it is none. Arguments of a call are never the JSON null."""
+    try:
+        return _decode(text)
+    except UNREADABLE:
+        return None
+
+
+def read_arguments(text: str) -> Json:
+    """Return what the text says; the text itself where it is no JSON, an empty object where it is empty."""
+    if not text:
+        return {}
+    value = parse_json(text)
+    return text if value is None else value
+
+
+def arguments_text(call: ir.ToolUse) -> str:
+    """Return the arguments as text: the vendor's own where they still say the same."""
+    if call.text is not None and read_arguments(call.text) == call.input:
+        return call.text
+    return call.input if isinstance(call.input, str) else json_text(call.input)
+
+
+def arguments_object(call: ir.ToolUse, ledger: LossLedger) -> Json:
+    """Return the arguments for a dialect that takes only objects."""
+    if type(call.input) is dict or ledger.is_home:
+        return call.input
+    name = "input" if call.kind == "custom" else "arguments"
+    ledger.degrade(call.at, "arguments", f"no JSON object; it stands in the member {name}", call.input)
+    return {name: call.input}
+
+
+def escape(key: str) -> str:
+    """Write a member's name as a step of a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1") if "~" in key or "/" in key else key
+
+
+def unescape(step: str) -> str:
+    return step.replace("~1", "/").replace("~0", "~") if "~" in step else step
+
+
+def kind_of(value: Json, tag: str = "type") -> str | None:
+    """Return what an object says in its member `tag` that it is; None when it says nothing readable."""
+    kind = value.get(tag) if type(value) is dict else None
+    return kind if type(kind) is str else None
+
+
+def put(out: dict[str, Any], path: str, value: Any, *, anew: bool = True) -> None:
+    """Write a value at a path of members.
+
+    Args:
+        anew: replace what stands there already.
+    """
+    *steps, last = path.split("/")
+    for step in steps:
+        inner = out.setdefault(unescape(step), {})
+        if type(inner) is not dict:
+            return
+        out = inner
+    if anew:
+        out[unescape(last)] = value
+    else:
+        out.setdefault(unescape(last), value)
+
+
+# Members --------------------------------------------------------------------------------------------------------------
+
+
+def members_of(value: Json, at: str = "") -> dict[str, Any]:
+    """Return a copy of an object, from which its members are taken.
+
+    Raises:
+        TranslationError: `dialect_mapping_failed`, it is no object.
+    """
+    if type(value) is not dict:
+        fact = f"{at or 'the document'} is {_kind(value)}, not an object"
+        raise TranslationError("dialect_mapping_failed", fact, hint="check --from and --kind")
+    return value.copy()
+
+
+def pop(rest: dict[str, Any], name: str, *kinds: type[Any]) -> Any:
+    """Take a member that is exactly of one of these types (default: text); another value stays."""
+    return rest.pop(name) if type(rest.get(name)) in (kinds or (str,)) else None
+
+
+def pop_list(rest: dict[str, Any], name: str, at: str = "") -> list[Any]:
+    """Take a list that the document cannot be read without.
+
+    Raises:
+        TranslationError: `dialect_mapping_failed`, it is no list.
+    """
+    if type(rest.get(name)) is not list:
+        fact = f"{at}/{name} is {_kind(rest.get(name))}, not a list"
+        raise TranslationError("dialect_mapping_failed", fact, hint="check --from and --kind")
+    found: list[Any] = rest.pop(name)
+    return found
+
+
+def _kind(value: Json) -> str:
+    return "missing" if value is None else f"of type {type(value).__name__}"
+
+
+def pop_inner(rest: dict[str, Any], name: str) -> dict[str, Any]:
+    """Take a copy of an object out of another one; `put_back` returns what is left of it."""
+    return dict(rest[name]) if type(rest.get(name)) is dict else {}
+
+
+def put_back(rest: dict[str, Any], name: str, inner: dict[str, Any]) -> None:
+    """Leave in an object what was not taken from an inner one."""
+    if type(rest.get(name)) is dict and rest[name]:
+        rest[name] = inner
+        if not inner:
+            del rest[name]
+
+
+def ext_of(dialect: str, rest: dict[str, Any]) -> ir.Ext:
+    """Return what was not taken as the extension slot of a node."""
+    return {dialect: rest} if rest else {}
+
+
+def added(out: dict[str, Any], node: ir.Node, dialect: str) -> dict[str, Any]:
+    """Add a node's own members to what is written of it; members that are written already stay."""
+    return _merged(out, node.ext[dialect]) if dialect in node.ext else out
+
+
+def _merged(out: dict[str, Any], rest: Mapping[str, Any]) -> dict[str, Any]:
+    for name, value in rest.items():
+        if type(value) is dict and type(out.get(name)) is dict:
+            _merged(out[name], value)
+        else:
+            out.setdefault(name, value)
+    return out
+
+
+def without_none(members: dict[str, Any]) -> dict[str, Any]:
+    """Return the members that say something."""
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def read_content(
+    rest: dict[str, Any], name: str, at: str, read: Callable[[Json, str], ir.Part]
+) -> tuple[tuple[ir.Part, ...], bool | None]:
+    """Take a content that is one text or a list of blocks; which of both it was is `Message.flat`."""
+    if (text := pop(rest, name)) is not None:
+        return (ir.Text(text=text, at=f"{at}/{name}"),), True
+    if (blocks := pop(rest, name, list)) is not None:
+        return tuple(read(block, f"{at}/{name}/{place}") for place, block in enumerate(blocks)), False
+    return (), None
+
+
+def take_options(
+    rest: dict[str, Any], table: Mapping[str, tuple[type[Any], ...]], names: Mapping[str, str], at: str = ""
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Take options whose value is the same on both sides; return them and where each was read.
+
+    Args:
+        table: member → types of its value.
+        names: member → option, where it has another name.
+    """
+    found = {name: value for name, kinds in table.items() if (value := pop(rest, name, *kinds)) is not None}
+    options = {names.get(name, name): value for name, value in found.items()}
+    return options, {names.get(name, name): f"{at}/{name}" for name in found}
+
+
+class Calls:
+    """Ids for calls without one: made in order, found again by name."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self._open: dict[str, list[str]] = {}
+
+    def make(self, name: str) -> str:
+        made = f"{MADE_ID}{self.made}"
+        self.made += 1
+        self._open.setdefault(name, []).append(made)
+        return made
+
+    def answer(self, name: str) -> str:
+        waiting = self._open.get(name)
+        return waiting.pop(0) if waiting else f"{MADE_ID}unknown_{name}"
+
+
+def media_url(media: ir.Media) -> str | None:
+    """Return a URL for data or the URL itself, None when there is neither."""
+    if media.data is not None:
+        return f"data:{media.media_type or 'application/octet-stream'};base64,{media.data}"
+    return media.url
+
+
+def read_url(url: str, field: str = "url") -> dict[str, Any]:
+    """Return the fields of media that a data URL says; any other text is that of `field`."""
+    head, found, body = url.partition(";base64,")
+    return {"media_type": head[5:], "data": body} if found and head[:5] == "data:" else {field: url}
+
+
+def take_cache(rest: dict[str, Any], name: str = "cache_control") -> dict[str, Any] | None:
+    """Take a breakpoint of the prompt cache."""
+    found = rest.get(name)
+    if type(found) is not dict or found.get("type") != "ephemeral":
+        return None
+    del rest[name]
+    return {key: value for key, value in found.items() if key != "type"}
+
+
+# Notes ----------------------------------------------------------------------------------------------------------------
+
+Kin = Mapping[str, Mapping[str, type[Any]]]
+"""Dialect of the same family → the members that the target takes from it, and of which type."""
+
+
+class LossLedger:
+    """The losses of one direction; made by whoever reads or writes a document.
+
+    Args:
+        source: the dialect that the pointers are of.
+        target: the dialect that is written; the same as `source` while reading.
+        is_answer: what is written is said by the model, not to it.
+    """
+
+    def __init__(self, source: str, target: str, kin: Kin | None = None, *, is_answer: bool = False) -> None:
+        self.source = source
+        self.target = target
+        self.kin = kin or {}
+        self.is_answer = is_answer
+        self.is_home: bool = source == target
+        self.losses: list[ir.Loss] = []
+        self.named: set[str] = set()
+        """Pointers of the losses."""
+        self.refusals: list[tuple[str, ir.Loss]] = []
+
+    def note(self, kind: ir.LossKind, path: str, code: str, reason: str, value: Any = _MISSING) -> ir.Loss:
+        size = None if value is _MISSING else len(encode(value))
+        loss = ir.Loss(
+            path=path, dialect=self.source, target=self.target, kind=kind, code=code, reason=reason, size_chars=size
+        )
+        self.add((loss,))
+        return loss
+
+    def add(self, losses: Iterable[ir.Loss]) -> None:
+        """Take losses that somebody else has noted."""
+        for loss in losses:
+            self.losses.append(loss)
+            self.named.add(loss.path)
+
+    def drop(self, path: str, code: str, reason: str, value: Any = _MISSING) -> None:
+        self.note("dropped", path, code, reason, value)
+
+    def degrade(self, path: str, code: str, reason: str, value: Any = _MISSING) -> None:
+        self.note("degraded", path, code, reason, value)
+
+    def synthesise(self, path: str, code: str, reason: str) -> None:
+        self.note("synthesised", path, code, reason)
+
+    def refuse(self, path: str, code: str, reason: str, error: str = "mapping_unsupported_capability") -> None:
+        """Note what the target cannot say without changing its meaning; `done` raises it."""
+        self.refusals.append((error, self.note("refused", path, code, reason)))
+
+    def done(self) -> tuple[ir.Loss, ...]:
+        """Return the losses.
+
+        Raises:
+            TranslationError: something was refused; `evidence` names each pointer and code.
+        """
+        if self.refusals:
+            error, first = self.refusals[0]
+            raise TranslationError(
+                error,
+                f"{self.target} cannot take {first.path or '/'}: {first.reason}",
+                hint="send it to the dialect it was written for, or take this out of it",
+                evidence="; ".join(f"{loss.path} {loss.code}" for _, loss in self.refusals),
+            )
+        return tuple(self.losses)
+
+    def put_ext(self, node: ir.Node, out: dict[str, Any]) -> None:
+        """Write a node's own members back; those of another dialect become losses."""
+        for dialect, entries in node.ext.items():
+            kin = entries if dialect == self.target else self.kin.get(dialect, {})
+            for path, value in entries.items():
+                is_items = path[:3] == "../"  # of the item that holds the block
+                if path in kin and (kin is entries or type(value) is kin[path]):
+                    if not is_items:
+                        put(out, path, value, anew=False)
+                    continue
+                at = f"{item_of(node.at)}/{path[3:]}" if is_items else f"{node.at}/{path}"
+                if value not in (None, [], {}):
+                    self.drop(at, "extension", f"only {self.source} knows it", value)
+
+    def lose_part(self, part: ir.Part, reason: str | None = None) -> None:
+        """Report a block that the target has no word for."""
+        code, words = CODES.get(type(part), ("part", f"{type(part).__name__} has no counterpart here"))
+        if isinstance(part, ir.ServerTool):
+            words = f"{part.name} was run by {self.source} itself"
+        elif isinstance(part, ir.Opaque):
+            words = f"{part.label} has no counterpart"
+        found = getattr(part, "payload", None) or getattr(part, "text", None) or getattr(part, "data", None)
+        self.drop(part.at, code, reason or words, found)
+        self.put_ext(part, {})
+
+    def plain_text(self, parts: tuple[ir.Part, ...]) -> str:
+        """Write a result or the head of a request as one text for a dialect that takes only that."""
+        for part in parts:
+            if isinstance(part, ir.Media) and part.text is not None:
+                self.degrade(part.at, "media", "a document of plain text became a text")
+                self.put_ext(part, {})
+            elif isinstance(part, ir.Text):
+                self.put_ext(part, {})
+            else:
+                self.lose_part(part)
+        return "\n".join(part.text for part in parts if isinstance(part, ir.Text | ir.Media) and part.text is not None)
+
+
+CODES: Final[dict[type[Any], tuple[str, str]]] = {
+    ir.Thinking: ("thinking", "the target takes no such thinking"),
+    ir.Media: ("media", "the target takes no media in this form"),
+    ir.ServerTool: ("tool", "a tool that the source runs itself"),
+}
+"""Kind of block → code and sentence where it is missing; any other has no counterpart."""
+
+
+def item_of(at: str) -> str:
+    """Return the pointer of the item that holds a block."""
+    return at.rpartition("/content")[0] or at
+
+
+def lose_option(notes: LossLedger, places: Mapping[str, str], name: str, value: Any, reason: str | None = None) -> None:
+    """Note an option that the target does not have, or not with this value."""
+    code = "candidates" if name == "n" else "option" if reason is None else "option_value"
+    words = "the target gives one answer" if name == "n" else reason or f"the target has no {name}"
+    notes.drop(places.get(name, f"/{name}"), code, words, value)
+
+
+def bounded(value: Any, least: Any, most: Any, notes: LossLedger, places: Mapping[str, str], name: str) -> Any:
+    """Return a number within the server's limits; a number that had to be moved is noted."""
+    for limit, is_out, word in (
+        (least, least is not None and value < least, "least"), (most, most is not None and value > most, "most")
+    ):  # fmt: skip
+        if is_out:
+            notes.degrade(places.get(name, f"/{name}"), "option_value", f"the {word} here is {limit}", value)
+            return limit
+    return value
+
+
+EFFORT_BUDGETS: Final[dict[str, int]] = {
+    "none": 0, "minimal": 1024, "low": 2048, "medium": 8192, "high": 24_576, "xhigh": 32_768, "max": 65_536,
+}  # fmt: skip
+"""Words for thinking and tokens for it, for vendors who know only one of both. The vendors publish no such table;
+these are the budgets that their own agents set for words of this kind."""
+
+FREE_TEXT: Final[dict[str, Json]] = {
+    "type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"],
+}  # fmt: skip
+"""The schema of a tool that takes free text, where tools take only objects."""
