@@ -1,4 +1,4 @@
-"""The Chat Completions family, read and written by tables; what sets its dialects apart is in their own files.
+"""The Chat Completions family; a `Flavour` is what sets one of its dialects apart.
 
 Messages have members for what an assistant says (thinking, text, refusal, sound, calls). Streams are deltas of one
 message; a block ends when another member appears.
@@ -6,41 +6,48 @@ message; a block ends when another member appears.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.contract.capability import Manifest
 from backplane.dialects import ir
-from backplane.dialects.codec import (
-    REST,
-    Block,
-    Blocks,
-    Citations,
-    Counters,
-    Form,
-    Hole,
-    Members,
-    OptionDraft,
-    RequestOption,
-    Tools,
-    effort_writer,
-)
+from backplane.dialects.codec import Counters
 from backplane.dialects.common import (
     EFFORT_BUDGETS,
     NUMBER,
     Calls,
     LossLedger,
+    added,
+    arguments_text,
+    bounded,
+    by_address,
+    effort_word,
+    ext_of,
     json_text,
     kind_of,
+    lose_option,
+    media_url,
+    members_of,
     parse_json,
+    pop,
+    pop_inner,
+    pop_list,
+    put_back,
+    read_arguments,
+    read_content,
     read_url,
+    take_cache,
+    take_options,
+    without_none,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Incoming, Key, begun, failure, whole_events
-from backplane.dialects.vendor import Dialect, TableDialect
+from backplane.dialects.vendor import Dialect, read_error, write_error
 
 ROLES: Final[dict[str, ir.Role]] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
@@ -64,20 +71,21 @@ STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
 }  # fmt: skip
 
 OWN_STOPS: Final = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
-ENDINGS: Final = Endings(STOPS, STOP_WORDS, kin_words=OWN_STOPS)
+"""Reasons of the family, which its dialects take from each other as they are."""
+ENDINGS: Final = Endings(STOPS, STOP_WORDS)
 DETAILS: Final = frozenset({"auto", "low", "high"})
 AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/wave": "wav", "audio/mpeg": "mp3",
                         "audio/mp3": "mp3"}  # fmt: skip
 """Media type → the only two formats that the server takes, by name (platform.openai.com, audio, 2026-11)."""
 AUDIO_TYPES: Final = {"mp3": "audio/mpeg"}
+SOUND: Final = {"id": "file_id", "data": "data", "transcript": "transcript"}
+"""Member of what an assistant said aloud → field."""
 
 MEMBERS: Final[dict[str, type[Any]]] = {
     "tool_calls": list, "annotations": list, "audio": dict, "logprobs": dict, "system_fingerprint": str,
     "function_call": dict, "logit_bias": dict, "store": bool, "stream_options": dict, "prediction": dict,
     "modalities": list, "prompt_cache_key": str, "safety_identifier": str, "functions": list,
-    "prompt_tokens_details/audio_tokens": int, "completion_tokens_details/audio_tokens": int,
-    "completion_tokens_details/accepted_prediction_tokens": int,
-    "completion_tokens_details/rejected_prediction_tokens": int, "expires_at": int,
+    "expires_at": int, "prompt_tokens_details": dict, "completion_tokens_details": dict,
 }  # fmt: skip
 """Members that every dialect of the family takes from its sisters, and the type that they must have for it."""
 SISTERS: Final = ("openai", "kimi", "copilot")
@@ -92,500 +100,694 @@ CACHED_ON_TOP: Final = Counters(
     {"cached_tokens" if field == "cache_read" else path: field for path, field in USAGE_TABLE.items()},
     needed=("input", "output"), also={"cache_read": "prompt_tokens_details/cached_tokens"},
 )  # fmt: skip
-CITATION: Final = {
-    "type": "kind", "url_citation/url": "url", "url_citation/title": "title", "url_citation/start_index": "start",
-    "url_citation/end_index": "end",
-}  # fmt: skip
-"""Path → field."""
-TOOL: Final = {"name": "{}/name", "description": "{}/description", "schema": "{}/parameters", "strict": "{}/strict"}
-KINDS: Final = {"function": "function", "custom": "custom"}
-"""Kinds of tools, at OpenAI."""
 ERROR: Final[dict[str, Json]] = {"type": "upstream_error", "param": None, "code": None}
 """What OpenAI's dialects say of an error beside its message."""
 
 LIMITS: Final = ServerLimits(call_id=Spelling(most=40), tool_name=Spelling("[a-zA-Z0-9_-]", 64))
 """platform.openai.com, chat/create: names of tools and lengths of ids, read 2026-11."""
 
-
-# Options --------------------------------------------------------------------------------------------------------------
-
-
-NAME: Final = Hole("name")
-CUSTOM: Final = {"mode": "tool", "name": NAME, "kind": "custom"}
-FUNCTION: Final = {"mode": "tool", "name": NAME}
-CHOICES: Final = tuple(Form(word, {"mode": word}) for word in ("auto", "none", "required"))
-NESTED: Final = (Form({"type": "custom", "custom": {"name": NAME}}, CUSTOM),
-                 Form({"type": "function", "function": {"name": NAME}}, FUNCTION))  # fmt: skip
-FLAT: Final = Form({"type": "custom", "name": NAME}, CUSTOM), Form({"type": "function", "name": NAME}, FUNCTION)
-"""Which tool the model has to call: a word, or a tool's name in or beside its kind."""
-
-FORMATS: Final = Form({"type": "text"}, {"type": "text"}), Form({"type": "json_object"}, {"type": "json"})
-BODY: Final = Hole("body", (dict,), ("name", "schema", "strict", "description"))
-SCHEMA: Final = {"type": "schema", REST: BODY}
-NAMED: Final = {"name": "answer"}
-"""The form of an answer; a schema has a name at OpenAI."""
-
-
-def write_metadata(value: Any, draft: OptionDraft) -> None:
-    """Write the caller's labels, which are texts at OpenAI."""
-    if draft.is_home or all(type(label) is str for label in value.values()):
-        draft.put("metadata", value)
-    else:
-        draft.drop("labels are texts here", value)
-
-
-METADATA: Final = RequestOption("metadata", "metadata", (dict,), write=write_metadata)
-
-
-def _read_stop(members: Members) -> tuple[Any, str] | None:
-    found = members.take("stop", str, list)
-    return None if found is None else ([found] if type(found) is str else found, "/stop")
-
-
-STOP: Final = RequestOption("stop", "stop", read=_read_stop)
-OPTIONS: Final = (
-    RequestOption("temperature", "temperature", NUMBER),
-    RequestOption("top_p", "top_p", NUMBER),
-    RequestOption("seed", "seed", (int,)),
-    RequestOption("frequency_penalty", "frequency_penalty", NUMBER),
-    RequestOption("presence_penalty", "presence_penalty", NUMBER),
-    RequestOption("n", "n", (int,)),
-    RequestOption("logprobs", "logprobs", (bool,)),
-    RequestOption("top_logprobs", "top_logprobs", (int,)),
-    RequestOption("stream", "stream", (bool,)),
-    RequestOption("parallel_tool_calls", "parallel_tool_calls", (bool,)),
-    RequestOption("user", "user"),
-    RequestOption("reasoning_effort", "reasoning_effort", known=frozenset(EFFORT_BUDGETS)),
-    RequestOption("", "reasoning_budget", write=effort_writer("reasoning_effort")),
-    RequestOption("verbosity", "verbosity", known=frozenset({"low", "medium", "high"})),
-    RequestOption("service_tier", "service_tier",
-           known=frozenset({"auto", "default", "flex", "scale", "priority", "fast"})),
-    METADATA,
-    RequestOption("max_completion_tokens", "max_tokens", (int,), least=1),
-    RequestOption("max_tokens", "max_tokens", (int,), least=1),
-    STOP,
-    RequestOption("tool_choice", "tool_choice", forms=(*CHOICES, *NESTED, *FLAT)),
-    RequestOption("response_format", "response_format", made=NAMED,
-                  forms=(*FORMATS, Form({"type": "json_schema", "json_schema": BODY}, SCHEMA, "/json_schema"))),
-)  # fmt: skip
-PLACES: Final = {
-    "id": "id", "model": "model", "created": "created", "usage": "usage", "cache": "cache_control",
-    "candidates": "choices",
+SAME: Final[dict[str, tuple[type[Any], ...]]] = {
+    "temperature": NUMBER, "top_p": NUMBER, "seed": (int,), "frequency_penalty": NUMBER, "presence_penalty": NUMBER,
+    "n": (int,), "logprobs": (bool,), "top_logprobs": (int,), "stream": (bool,), "parallel_tool_calls": (bool,),
+    "user": (str,), "reasoning_effort": (str,), "verbosity": (str,), "service_tier": (str,), "metadata": (dict,),
 }  # fmt: skip
+"""Options with the same name and value on both sides → types of the value."""
+KNOWN: Final[dict[str, frozenset[Any]]] = {
+    "reasoning_effort": frozenset(EFFORT_BUDGETS), "verbosity": frozenset({"low", "medium", "high"}),
+    "service_tier": frozenset({"auto", "default", "flex", "scale", "priority", "fast"}),
+}  # fmt: skip
+"""Option → what the server takes."""
+FORM_MEMBERS: Final = frozenset({"name", "schema", "strict", "description"})
+"""What the form of an answer may say of its schema."""
 
 
-# Blocks of a content list ---------------------------------------------------------------------------------------------
-
-
-def _read_image(members: Members, fields: dict[str, Any]) -> bool:
-    if "url" not in fields and "data" not in fields:  # some gateways send the address itself
-        address = members.take("image_url")
-        fields |= {} if address is None else read_url(address)
-    return "url" in fields or "data" in fields
-
-
-def _write_url(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
-    body = out.get(out["type"], {})
-    if part.detail not in DETAILS and not ledger.is_home:
-        body.pop("detail", None)
-    # The SDK that Kimi names as its own has no word for films.
-    return "url" in body and (ledger.is_home or part.kind == "image")
-
-
-def read_audio(members: Members, fields: dict[str, Any]) -> bool:
-    """Read the format of a sound, which is said by name."""
-    form = fields.pop("media_type")
-    fields["media_type"] = AUDIO_TYPES.get(form, f"audio/{form}")
-    return True
-
-
-def write_audio(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
-    """Write the format of a sound by name; False where it has none here."""
-    form = AUDIO_FORMATS.get(part.media_type or "audio/wav")
-    if form is None and ledger.is_home:
-        form = (part.media_type or "").partition("/")[2]
-    out["input_audio"]["format"] = form
-    return form is not None
-
-
-def _write_data(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
-    """Write an image where the server takes none by its address."""
-    return _write_url(part, out, ledger) and (ledger.is_home or part.data is not None)
-
-
-def _write_file(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
-    body = out.setdefault("file", {})
-    if part.data is not None:
-        body.pop("file_id", None)
-    elif part.file_id is None or (ledger.source not in ("openai", "codex", "copilot") and not ledger.is_home):
-        return False
-    if "filename" not in body and part.title is not None and not ledger.is_home:
-        body["filename"] = part.title
-    return True
-
-
-def _read_thoughts(members: Members, fields: dict[str, Any]) -> bool:
-    """Read thoughts that some gateways give as a list of texts."""
-    found = fields.pop("text")
-    texts: list[Any] = [found] if type(found) is str else [one.get("text") for one in found if type(one) is dict]
-    if not all(type(text) is str for text in texts) or (type(found) is list and len(texts) != len(found)):
-        return False
-    fields["text"] = "".join(texts)
-    return True
-
-
-SOUND: Final = {"id": "file_id", "data": "data", "transcript": "transcript"}
-"""Member of what an assistant said aloud → field."""
-
-
-def sound_of(part: ir.Media) -> dict[str, Any]:
-    """Write what an assistant said aloud."""
-    pairs = ((member, getattr(part, field)) for member, field in SOUND.items())
-    return {member: value for member, value in pairs if value is not None}
-
-
-def blocks_of(name: str, *, has_files: bool, has_image_urls: bool) -> Blocks:
-    """Return the family's table of blocks, with what a vendor takes of them."""
-    urls = {"image_url/url": "address", "image_url/detail": "detail"}
-    films = {"video_url/url!": "address", "video_url/detail": "detail"}
-    return Blocks(name, (
-        Block("text", ir.Text, {"text!": "text"}),
-        Block("refusal", ir.Refusal, {"refusal!": "text"}),
-        Block("image_url", ir.Media, urls, {"kind": "image"}, read=_read_image,
-              write=_write_url if has_image_urls else _write_data),
-        Block("video_url", ir.Media, films, {"kind": "video"}, write=_write_url),
-        Block("input_audio", ir.Media, {"input_audio/data!": "data", "input_audio/format!": "media_type"},
-              {"kind": "audio"}, read=read_audio, write=write_audio),
-        Block("file", ir.Media, {"file/file_data": "file", "file/file_id": "file_id", "file/filename": "name"},
-              {"kind": "document"}, read=lambda members, fields: ("data" in fields) != ("file_id" in fields),
-              write=_write_file, is_written=has_files),
-        Block("thinking", ir.Thinking, {"thinking!": "text"}, types={"text": (str, list)}, read=_read_thoughts,
-              is_written=False),
-    ), cache="cache_control")  # fmt: skip
-
-
-def calls_of(name: str) -> Blocks:
-    """Return the family's table of calls."""
-    return Blocks(name, tuple(
-        Block(kind, ir.ToolUse, {"id": "id", f"{kind}/name!": "name", f"{kind}/{member}": "arguments"}, {"kind": kind})
-        for kind, member in (("function", "arguments"), ("custom", "input"))
-    ), untyped="function", noun="call of type ")  # fmt: skip
-
-
-class Chat:
-    """One dialect of the family: what sets it apart, and the functions that all share."""
+class Flavour(msgspec.Struct, frozen=True, kw_only=True):
+    """What sets one dialect of the family apart."""
 
     name: str
     roles: frozenset[str] = frozenset(ROLES)
     max_tokens: str = "max_tokens"
     """The member that is written for a limit that came from elsewhere."""
+    stops_max: int | None = None
+    """Most texts that end the answer; None for any number."""
     thinking_request: str | None = None
     """The message member that takes thinking in a request; None where there is none."""
     thinking_answer: str = "reasoning_content"
     thinking_fields: tuple[str, ...] = ("reasoning_content", "reasoning", "reasoning_text")
+    thinking_is_on_or_off: bool = False
+    """Whether a request only says whether to think, in its member `thinking`."""
     signature_field: str | None = None
     cached_tokens_on_top: bool = False
     """`usage.cached_tokens` instead of a member of the details."""
     has_files: bool = True
     has_image_urls: bool = True
     """Whether images may be given by an address, not only as data."""
-    special: tuple[RequestOption, ...] = ()
-    """Options that are written in another way than by the family."""
     unknown_options: frozenset[str] = frozenset()
 
-    def __init__(self) -> None:
-        self.blocks = blocks_of(self.name, has_files=self.has_files, has_image_urls=self.has_image_urls)
-        self.calls = calls_of(self.name)
-        self.citations = Citations(self.name, "annotations", CITATION, "url_citation")
-        self.usage = CACHED_ON_TOP if self.cached_tokens_on_top else USAGE
-        special = {row.name: row for row in self.special}
-        rows = [msgspec.structs.replace(row, is_written=row.name not in self.unknown_options)
-                for row in OPTIONS if row.name not in special]  # fmt: skip
-        rows.sort(key=lambda row: row.path != self.max_tokens)
-        self.options = (*special.values(), *rows)
+    @property
+    def usage(self) -> Counters:
+        return CACHED_ON_TOP if self.cached_tokens_on_top else USAGE
 
-    def dialect(self, *, reader: type[StreamReader] | None = None, **own: Any) -> Dialect:
-        """Make a dialect of the family.
 
-        Args:
-            own: members of `Dialect` that this vendor has of its own.
-        """
-        members = {"limits": LIMITS, **own}
-        return TableDialect(
-            NAME=self.name, DONE=True, options=self.options, read_messages=self.read_messages,
-            write_messages=self.write_messages, tools=Tools(self.blocks, TOOL, KINDS),
-            required={"model": "unknown"}, read_candidates=self.read_candidates,
-            write_candidates=self.write_candidates, usage=self.usage, answer_head={"object": "chat.completion"},
-            answer_required={"id": "chatcmpl-translated", "created": 0, "model": "unknown"}, error=ERROR,
-            endings=ENDINGS, read_stream=partial(reader or StreamReader, chat=self),
-            write_stream=partial(StreamWriter, chat=self),
-            kin={name: MEMBERS for name in SISTERS if name != self.name}, places=PLACES,
-            **members,
-        ).dialect()  # fmt: skip
+def own(out: dict[str, Any], node: ir.Node, flavour: Flavour, notes: LossLedger) -> dict[str, Any]:
+    """Add a node's own members to what is written; of a sister's members those that the family shares."""
+    if notes.is_home:
+        return added(out, node, flavour.name)
+    sister = node.ext.get(notes.source, {}) if notes.source in SISTERS else {}
+    shared = {name: value for name, value in sister.items() if name in MEMBERS and type(value) is MEMBERS[name]}
+    return added(out, msgspec.structs.replace(node, ext={flavour.name: shared}), flavour.name) if shared else out
 
-    # Messages, read
 
-    def read_messages(self, members: Members, calls: Calls) -> list[ir.Message]:
-        """Take the messages of a request."""
-        found = members.need("messages")
-        return [self.read_message(message, f"/messages/{place}", calls) for place, message in enumerate(found)]
+# Blocks, read ---------------------------------------------------------------------------------------------------------
 
-    def read_message(self, value: Json, at: str, calls: Calls) -> ir.Message:
-        """Read one message; its role may be old, or missing."""
-        members = Members(value, at)
-        native_role = members.take("role")
-        role = ROLES.get(native_role or "", "user")
-        name = members.take("name")
-        if role == "tool":
-            return self._read_result(members, value, native_role, name, calls)
-        parts, flat = members.content("content", self.blocks.read)
-        if role == "assistant":
-            parts = self._read_assistant(members, parts, at, calls)
-        return ir.Message(
-            role=role, parts=parts, native_role=native_role, name=name, flat=flat, at=at, ext=members.ext(self.name),
-        )  # fmt: skip
 
-    def _read_assistant(
-        self, members: Members, content: tuple[ir.Part, ...], at: str, calls: Calls
-    ) -> tuple[ir.Part, ...]:
-        """Put an assistant's members in the order in which they were said: thinking, text, refusal, sound, calls."""
-        parts: list[ir.Part] = []
-        for field in self.thinking_fields:
-            if not parts and (text := members.take(field)) is not None:
-                proof = members.take(self.signature_field) if self.signature_field else None
-                proof_at = f"{at}/{self.signature_field}" if proof is not None else ""
-                parts.append(
-                    ir.Thinking(text=text, field=field, signature=proof, signature_at=proof_at, at=f"{at}/{field}")
-                )
-        parts += content
-        if (refusal := members.take("refusal")) is not None:
-            parts.append(ir.Refusal(text=refusal, at=f"{at}/refusal"))
-        if members.rest.get("audio") is not None and (audio := members.take("audio", dict)) is not None:
-            parts.append(self.read_sound(audio, f"{at}/audio"))
-        old = members.rest.get("function_call")
-        if type(old) is dict and type(old.get("name")) is str:
-            del members.rest["function_call"]
-            parts.append(self.calls.read({"function": old}, f"{at}/function_call", calls))
-        if members.rest.get("tool_calls"):
-            found = members.take("tool_calls", list) or ()
-            parts += [self.calls.read(call, f"{at}/tool_calls/{place}", calls) for place, call in enumerate(found)]
-        if members.rest.get("annotations"):
-            self._cite(parts, members)
-        return tuple(parts)
+def read_block(value: Json, at: str, flavour: Flavour) -> ir.Part:
+    """Read a block of a content list; one of an unknown kind, or without what it must have, stays native."""
+    rest = value.copy() if type(value) is dict else {}
+    kind = pop(rest, "type")
+    cache = take_cache(rest)
+    part = _read_block(kind, rest, at, flavour) if kind is not None else None
+    if part is None:
+        return ir.Opaque(dialect=flavour.name, label=str(kind_of(value)), payload=value, at=at)
+    return msgspec.structs.replace(part, cache=cache, at=at, ext=ext_of(flavour.name, rest))
 
-    def read_sound(self, value: Json, at: str) -> ir.Media:
-        """Read what an assistant said aloud."""
-        members = Members(value, at)
-        fields = {field: members.take(member) for member, field in SOUND.items()}
-        return ir.Media(kind="audio", **fields, at=at, ext=members.ext(self.name))
 
-    def _cite(self, parts: list[ir.Part], members: Members) -> None:
-        """Hang annotations on the message's text; they stay members where there is no single text."""
-        places = [place for place, part in enumerate(parts) if type(part) is ir.Text]
-        found = members.rest["annotations"]
-        if len(places) != 1 or type(found) is not list or not all(
-            type(one) is dict and one.get("type") == "url_citation" and type(one.get("url_citation")) is dict
-            for one in found
-        ):  # fmt: skip
-            return
-        cited = self.citations.take(members)
-        parts[places[0]] = msgspec.structs.replace(parts[places[0]], citations=cited)
+def _read_block(kind: str, rest: dict[str, Any], at: str, flavour: Flavour) -> ir.Part | None:
+    """Read a block by its kind; what is taken of it leaves `rest`."""
+    if kind in ("text", "refusal") and (text := pop(rest, kind)) is not None:
+        return ir.Text(text=text) if kind == "text" else ir.Refusal(text=text)
+    if kind == "thinking" and (thoughts := _joined_thoughts(rest.get("thinking"))) is not None:
+        del rest["thinking"]
+        return ir.Thinking(text=thoughts)
+    if kind == "image_url" and (address := pop(rest, kind)) is not None:  # some gateways send the address itself
+        return ir.Media(kind="image", **read_url(address))
+    body, media = pop_inner(rest, kind), None
+    if kind in ("image_url", "video_url") and (address := pop(body, "url")) is not None:
+        of: Any = "image" if kind == "image_url" else "video"
+        media = ir.Media(kind=of, detail=pop(body, "detail"), **read_url(address))
+    elif kind == "input_audio" and type(body.get("data")) is str and type(body.get("format")) is str:
+        media = ir.Media(kind="audio", data=body.pop("data"), media_type=audio_type(body.pop("format")))
+    elif kind == "file" and {type(body.get("file_data")), type(body.get("file_id"))} == {str, type(None)}:
+        name = pop(body, "filename")
+        data, file_id = pop(body, "file_data"), pop(body, "file_id")
+        media = ir.Media(
+            kind="document", name=name, file_id=file_id, **({} if data is None else read_url(data, "data"))
+        )
+    put_back(rest, kind, body)
+    return media
 
-    def _read_result(
-        self, members: Members, value: Json, native_role: str | None, name: str | None, calls: Calls
-    ) -> ir.Message:
-        call_id = members.take("tool_call_id")
-        content, flat = members.content("content", self.blocks.read)
+
+def _joined_thoughts(value: Json) -> str | None:
+    """Return thoughts as one text; some gateways give a list of texts."""
+    texts = [value] if type(value) is str else value if type(value) is list else [None]
+    texts = [one.get("text") if type(one) is dict else one if type(value) is str else None for one in texts]
+    return "".join(texts) if all(type(text) is str for text in texts) else None
+
+
+def audio_type(form: str) -> str:
+    """Return the media type of a sound, whose format is said by name."""
+    return AUDIO_TYPES.get(form, f"audio/{form}")
+
+
+def audio_format(media_type: str | None, *, home: bool) -> str | None:
+    """Return the name of a sound's format; None where it has none here."""
+    form = AUDIO_FORMATS.get(media_type or "audio/wav")
+    return (media_type or "").partition("/")[2] if form is None and home else form
+
+
+# Blocks, written ------------------------------------------------------------------------------------------------------
+
+
+def write_block(part: ir.Part, flavour: Flavour, notes: LossLedger) -> Json:
+    """Write a block of a content list; None, with a note, where the family has none like it."""
+    out: dict[str, Any] | None = None
+    match part:
+        case ir.Opaque() | ir.ServerTool() if part.dialect == flavour.name:
+            return part.payload
+        case ir.Text():
+            out = {"type": "text", "text": part.text}
+        case ir.Refusal():
+            out = {"type": "refusal", "refusal": part.text}
+        case ir.Thinking() if notes.is_home and part.redacted is None:
+            out = {"type": "thinking", "thinking": part.text}
+        case ir.Media():
+            out = _write_media(part, flavour, notes)
+            if out is None and part.text is not None and not notes.is_home:
+                notes.degrade(part.at, "media", "its words are said as a text here")
+                out = {"type": "text", "text": part.text}
+    if out is None:
+        notes.lose_part(part)
+        return None
+    if part.cache is not None and notes.is_home:
+        out["cache_control"] = {"type": "ephemeral", **part.cache}
+    return own(out, part, flavour, notes)
+
+
+def _write_media(part: ir.Media, flavour: Flavour, notes: LossLedger) -> dict[str, Any] | None:
+    home = notes.is_home
+    url = media_url(part)
+    # The SDK that Kimi names as its own has no word for films.
+    if url is not None and (part.kind == "image" or (part.kind == "video" and home)):
+        if part.data is None and not (home or flavour.has_image_urls):
+            return None
+        detail = part.detail if home or part.detail in DETAILS else None
+        kind = f"{part.kind}_url"
+        return {"type": kind, kind: without_none({"url": url, "detail": detail})}
+    if part.kind == "audio" and part.data is not None:
+        form = audio_format(part.media_type, home=home)
+        return None if form is None else {"type": "input_audio", "input_audio": {"data": part.data, "format": form}}
+    if part.kind != "document" or not (home or flavour.has_files):
+        return None
+    name = part.name if part.name is not None or home else part.title
+    if part.data is not None:
+        data = part.data if home and part.media_type is None else url
+        return {"type": "file", "file": without_none({"file_data": data, "filename": name})}
+    if part.file_id is not None and (home or notes.source in ("openai", "codex", "copilot")):
+        return {"type": "file", "file": without_none({"file_id": part.file_id, "filename": name})}
+    return None
+
+
+def write_blocks(parts: tuple[ir.Part, ...] | list[ir.Part], flavour: Flavour, notes: LossLedger) -> list[Json]:
+    """Write blocks; those that the family has no word for are left out."""
+    made = ((part, write_block(part, flavour, notes)) for part in parts)
+    return [block for part, block in made if block is not None or getattr(part, "dialect", "") == flavour.name]
+
+
+def write_content(
+    parts: tuple[ir.Part, ...] | list[ir.Part], flat: bool | None, flavour: Flavour, notes: LossLedger
+) -> Json:
+    """Write a content: one text where that says the same, else a list of blocks."""
+    made = write_blocks(parts, flavour, notes)
+    if flat is not False and len(made) == 1 and type(made[0]) is dict and made[0].keys() == {"type", "text"}:
+        return made[0]["text"]
+    return made
+
+
+# Messages, read -------------------------------------------------------------------------------------------------------
+
+
+def read_message(value: Json, at: str, calls: Calls, flavour: Flavour) -> ir.Message:
+    """Read one message; its role may be old, or missing."""
+    rest = members_of(value, at)
+    native, name = pop(rest, "role"), pop(rest, "name")
+    role = ROLES.get(native or "", "user")
+    parts, flat = read_content(rest, "content", at, partial(read_block, flavour=flavour))
+    if role == "tool":
+        call_id = pop(rest, "tool_call_id")
         result = ir.ToolOutput(
             id=calls.answer(name or "") if call_id is None else call_id, id_made=call_id is None, name=name,
-            content=content, flat=flat, at=members.at, ext=members.ext(self.name),
+            content=parts, flat=flat, at=at, ext=ext_of(flavour.name, rest),
         )  # fmt: skip
-        return ir.Message(role="tool", parts=(result,), native_role=native_role, at=members.at)
+        return ir.Message(role="tool", parts=(result,), native_role=native, at=at)
+    if role == "assistant":
+        parts = _read_assistant(rest, parts, at, calls, flavour)
+    return ir.Message(
+        role=role, parts=parts, native_role=native, name=name, flat=flat, at=at, ext=ext_of(flavour.name, rest)
+    )
 
-    # Messages, written
 
-    def write_messages(self, conversation: ir.Conversation, out: dict[str, Any], ledger: LossLedger) -> None:
-        """Write the messages; results leave a mixed message and come first, each as a message of its own.
+def _read_assistant(
+    rest: dict[str, Any], content: tuple[ir.Part, ...], at: str, calls: Calls, flavour: Flavour
+) -> tuple[ir.Part, ...]:
+    """Put an assistant's members in the order in which they were said: thinking, text, refusal, sound, calls."""
+    parts: list[ir.Part] = []
+    for field in flavour.thinking_fields:
+        if not parts and (text := pop(rest, field)) is not None:
+            proof = pop(rest, flavour.signature_field) if flavour.signature_field else None
+            proof_at = f"{at}/{flavour.signature_field}" if proof is not None else ""
+            thought = ir.Thinking(text=text, field=field, signature=proof, signature_at=proof_at, at=f"{at}/{field}")
+            parts.append(thought)
+    parts += content
+    if (refusal := pop(rest, "refusal")) is not None:
+        parts.append(ir.Refusal(text=refusal, at=f"{at}/refusal"))
+    if (audio := pop(rest, "audio", dict)) is not None:
+        parts.append(read_sound(audio, f"{at}/audio", flavour))
+    old = rest.get("function_call")
+    if type(old) is dict and type(old.get("name")) is str:
+        del rest["function_call"]
+        parts.append(read_call({"function": old}, f"{at}/function_call", calls, flavour))
+    if rest.get("tool_calls"):
+        found = pop(rest, "tool_calls", list) or ()
+        parts += [read_call(call, f"{at}/tool_calls/{place}", calls, flavour) for place, call in enumerate(found)]
+    if rest.get("annotations"):
+        _cite(parts, rest, at, flavour)
+    return tuple(parts)
 
-        What only a user may show moves out of the results into a message after the last of them: between a call and
-        its result no other message may stand.
-        """
-        made: list[Json] = []
-        shown: list[Json] = []
-        for message in conversation.messages:
-            results = [part for part in message.parts if isinstance(part, ir.ToolOutput)]
-            others = tuple(part for part in message.parts if not isinstance(part, ir.ToolOutput))
-            made += [self._write_result(self._show(result, shown, ledger), message, ledger) for result in results]
-            if results and not others:
-                ledger.put_ext(message, made[-1])
-                continue
-            if shown:
-                made.append({"role": "user", "content": shown})
-                shown = []
-            if results:
-                message = msgspec.structs.replace(message, role="user", parts=others, native_role=None, flat=None)
-            made.append(self._write_message(message, ledger))
-        out["messages"] = [*made, {"role": "user", "content": shown}] if shown else made
 
-    def _show(self, result: ir.ToolOutput, shown: list[Json], ledger: LossLedger) -> ir.ToolOutput:
-        """Move what is no text out of a result into `shown`, after the id of its call; return what remains."""
-        moved: list[Json] = []
-        rest: list[ir.Part] = []
-        for part in result.content:
-            if not isinstance(part, ir.Media) or part.text is not None or ledger.is_home:
-                rest.append(part)
-            elif (written := self.blocks.write(part, ledger)) is not None:
-                ledger.degrade(part.at, "media", "a result takes only text here: it moved to a user's message after it")
-                moved.append(written)
-        if moved:
-            shown += [{"type": "text", "text": f"From the result of {result.id}:"}, *moved]
-        return msgspec.structs.replace(result, content=tuple(rest))
+def read_sound(value: dict[str, Any], at: str, flavour: Flavour) -> ir.Media:
+    """Read what an assistant said aloud."""
+    rest = value.copy()
+    fields = {field: pop(rest, member) for member, field in SOUND.items()}
+    return ir.Media(kind="audio", **fields, at=at, ext=ext_of(flavour.name, rest))
 
-    def _write_result(self, result: ir.ToolOutput, message: ir.Message, ledger: LossLedger) -> Json:
-        is_old = message.native_role == "function" and message.role == "tool" and ledger.is_home
-        out: dict[str, Any] = {"role": "function" if is_old else "tool"}
-        if not (result.id_made and ledger.is_home):
-            out["tool_call_id"] = result.id
-        if result.name is not None and (ledger.is_home or ledger.kin.get(ledger.source)):
-            out["name"] = result.name
-        texts = all(type(part) is ir.Text for part in result.content)
-        if result.flat is False and (ledger.is_home or (len(result.content) > 1 and texts)):
-            out["content"] = self.blocks.write_all(result.content, ledger)
-        else:
-            out["content"] = ledger.plain_text(result.content)
-        ledger.put_ext(result, out)
-        return out
 
-    def _write_message(self, message: ir.Message, ledger: LossLedger) -> Json:
-        native = message.native_role
-        is_known = native in self.roles and ROLES.get(native or "") == message.role != "tool"
-        is_own = ledger.is_home and native is not None and ROLES.get(native, "user") == message.role
-        out: dict[str, Any] = {"role": native if is_known or is_own else message.role}
-        if message.name is not None:
-            out["name"] = message.name
-        if message.role == "assistant":
-            self.write_assistant(message, out, ledger)
-        else:
-            content = self.blocks.write_content(message.parts, message.flat, ledger)
-            nothing: Json = None if message.flat is not False else []
-            out["content"] = content if content != [] else nothing if ledger.is_home else ""
-        ledger.put_ext(message, out)
-        return out
+def read_call(value: Json, at: str, calls: Calls, flavour: Flavour) -> ir.Part:
+    """Read a call; gateways leave out its kind or its id, or send its arguments as an object."""
+    rest = value.copy() if type(value) is dict else {}
+    kind: Any = rest.get("type") or "function"
+    body = pop_inner(rest, kind) if kind in ("function", "custom") else {}
+    name = pop(body, "name")
+    if name is None:
+        return ir.Opaque(dialect=flavour.name, label=f"call of type {kind}", payload=value, at=at)
+    if rest.get("type") == kind:
+        del rest["type"]
+    given = pop(body, "input") if kind == "custom" else pop(body, "arguments", str, dict)
+    text = given if type(given) is str else None
+    read = (text or "") if kind == "custom" else given if type(given) is dict else read_arguments(text or "")
+    call_id = pop(rest, "id") if rest.get("id") else None
+    put_back(rest, kind, body)
+    return ir.ToolUse(
+        id=calls.make(name) if call_id is None else call_id, id_made=call_id is None, name=name, input=read, text=text,
+        kind=kind, at=at, ext=ext_of(flavour.name, rest),
+    )  # fmt: skip
 
-    def write_assistant(self, message: ir.Message, out: dict[str, Any], ledger: LossLedger) -> None:
-        """Write what an assistant said: thinking, text, refusal and calls are members of their own."""
-        content: list[ir.Part] = []
-        calls: list[Json] = []
-        for part in message.parts:
-            if isinstance(part, ir.ToolUse):
-                self._write_call(part, out, calls, ledger)
-            elif isinstance(part, ir.Thinking) and not (ledger.is_home and "/content/" in part.at):
-                self._write_thinking(part, out, ledger)
-            elif isinstance(part, ir.Refusal) and not (ledger.is_home and "/content/" in part.at):
-                out["refusal"] = out.get("refusal", "") + part.text
-                ledger.put_ext(part, {})
-            elif isinstance(part, ir.Media) and part.kind == "audio" and (part.file_id or part.transcript):
-                out["audio"] = sound_of(part)
-                ledger.put_ext(part, out["audio"])
-            elif isinstance(part, ir.Media) and part.text is None and not ledger.is_home:
-                ledger.lose_part(part, "an assistant says only text here")
-            elif isinstance(part, ir.Opaque) and part.label.startswith("call of type") and ledger.is_home:
-                calls.append(part.payload)
+
+def _cite(parts: list[ir.Part], rest: dict[str, Any], at: str, flavour: Flavour) -> None:
+    """Hang annotations on the message's text; they stay members where there is no single text."""
+    places = [place for place, part in enumerate(parts) if type(part) is ir.Text]
+    found = rest["annotations"]
+    if len(places) != 1 or type(found) is not list or not all(
+        kind_of(one) == "url_citation" and type(one.get("url_citation")) is dict for one in found
+    ):  # fmt: skip
+        return
+    del rest["annotations"]
+    cited = tuple(_read_citation(one, f"{at}/annotations/{place}", flavour) for place, one in enumerate(found))
+    parts[places[0]] = msgspec.structs.replace(parts[places[0]], citations=cited)
+
+
+def _read_citation(value: dict[str, Any], at: str, flavour: Flavour) -> ir.Citation:
+    rest, body = value.copy(), value["url_citation"].copy()
+    del rest["type"]
+    url, title = pop(body, "url"), pop(body, "title")
+    start, end = pop(body, "start_index", int), pop(body, "end_index", int)
+    put_back(rest, "url_citation", body)
+    return ir.Citation(kind="url", url=url, title=title, start=start, end=end, at=at, ext=ext_of(flavour.name, rest))
+
+
+# Messages, written ----------------------------------------------------------------------------------------------------
+
+
+def write_messages(messages: tuple[ir.Message, ...], flavour: Flavour, notes: LossLedger) -> list[Json]:
+    """Write the messages; results leave a mixed message and come first, each as a message of its own.
+
+    What only a user may show moves out of the results into a message after the last of them: between a call and
+    its result no other message may stand.
+    """
+    made: list[Json] = []
+    shown: list[Json] = []
+    for message in messages:
+        results = [part for part in message.parts if isinstance(part, ir.ToolOutput)]
+        others = tuple(part for part in message.parts if not isinstance(part, ir.ToolOutput))
+        for result in results:
+            made.append(_write_result(_show(result, shown, flavour, notes), message, flavour, notes))
+        if results and not others:
+            continue
+        if shown:
+            made.append({"role": "user", "content": shown})
+            shown = []
+        if results:
+            message = msgspec.structs.replace(message, role="user", parts=others, native_role=None, flat=None)
+        made.append(_write_message(message, flavour, notes))
+    return [*made, {"role": "user", "content": shown}] if shown else made
+
+
+def _show(result: ir.ToolOutput, shown: list[Json], flavour: Flavour, notes: LossLedger) -> ir.ToolOutput:
+    """Move what is no text out of a result into `shown`, after the id of its call; return what remains."""
+    moved: list[Json] = []
+    rest: list[ir.Part] = []
+    for part in result.content:
+        if not isinstance(part, ir.Media) or part.text is not None or notes.is_home:
+            rest.append(part)
+        elif (written := write_block(part, flavour, notes)) is not None:
+            notes.degrade(part.at, "media", "a result takes only text here: it moved to a user's message after it")
+            moved.append(written)
+    if moved:
+        shown += [{"type": "text", "text": f"From the result of {result.id}:"}, *moved]
+    return msgspec.structs.replace(result, content=tuple(rest))
+
+
+def _write_result(result: ir.ToolOutput, message: ir.Message, flavour: Flavour, notes: LossLedger) -> Json:
+    is_old = message.native_role == "function" and message.role == "tool" and notes.is_home
+    out: dict[str, Any] = {"role": "function" if is_old else "tool"}
+    if not (result.id_made and notes.is_home):
+        out["tool_call_id"] = result.id
+    if result.name is not None and (notes.is_home or notes.source in SISTERS):
+        out["name"] = result.name
+    texts = all(type(part) is ir.Text for part in result.content)
+    if result.flat is False and (notes.is_home or (len(result.content) > 1 and texts)):
+        out["content"] = write_blocks(result.content, flavour, notes)
+    elif result.content or result.flat is not None or not notes.is_home:
+        out["content"] = notes.plain_text(result.content)
+    return own(out, result, flavour, notes)
+
+
+def _write_message(message: ir.Message, flavour: Flavour, notes: LossLedger) -> Json:
+    native, home = message.native_role, notes.is_home
+    is_known = native in flavour.roles and ROLES.get(native or "") == message.role != "tool"
+    is_own = home and native is not None and ROLES.get(native, "user") == message.role
+    out: dict[str, Any] = {"role": native if is_known or is_own else message.role}
+    if message.name is not None:
+        out["name"] = message.name
+    if message.role == "assistant":
+        write_assistant(message, out, flavour, notes)
+    else:
+        content = write_content(message.parts, message.flat, flavour, notes)
+        nothing: Json = None if message.flat is not False else []
+        out["content"] = content if content != [] else nothing if home else ""
+    return own(out, message, flavour, notes)
+
+
+def write_assistant(message: ir.Message, out: dict[str, Any], flavour: Flavour, notes: LossLedger) -> None:
+    """Write what an assistant said: thinking, text, refusal and calls are members of their own."""
+    content: list[ir.Part] = []
+    calls: list[Json] = []
+    home = notes.is_home
+    for part in message.parts:
+        is_block = home and "/content/" in part.at
+        if isinstance(part, ir.ToolUse):
+            call = write_call(part, flavour, notes)
+            if home and part.at.endswith("/function_call"):
+                out["function_call"] = call["function"]
             else:
-                content.append(part)
-        self._write_said(content, message, out, ledger)
-        if calls:
-            out["tool_calls"] = calls
-        if "content" not in out and not ledger.is_home:
-            out["content"] = None if calls or ledger.is_answer or "refusal" in out else ""
-
-    def _write_said(self, parts: list[ir.Part], message: ir.Message, out: dict[str, Any], ledger: LossLedger) -> None:
-        is_list = ledger.is_home and message.flat is False
-        if not ledger.is_answer or is_list:
-            content = self.blocks.write_content(parts, message.flat, ledger)
-            # A service refuses an empty list; one is written only where one was read.
-            if content != [] or is_list:
-                out["content"] = content
-            return
-        texts: list[str] = []
-        for part in parts:
-            if type(part) is ir.Text:
-                if cited := self.citations.write(part, ledger, sum(map(len, texts))):
-                    out["annotations"] = [*out.get("annotations", ()), *cited]
-                texts.append(part.text)
-                ledger.put_ext(part, {})
-            else:
-                ledger.lose_part(part)
-        if texts:
-            out["content"] = "".join(texts)
-
-    def _write_thinking(self, part: ir.Thinking, out: dict[str, Any], ledger: LossLedger) -> None:
-        field = self.thinking_answer if ledger.is_answer else self.thinking_request
-        if ledger.is_home:
-            field = part.field or field or self.thinking_answer
-        if part.redacted is not None or field is None:
-            ledger.lose_part(part)
-            return
-        if not ledger.is_home:
-            ledger.degrade(part.at, "thinking", f"thinking stands in {field}")
-        out[field] = out.get(field, "") + part.text
-        if part.signature is not None and self.signature_field is not None and ledger.is_home:
-            out[self.signature_field] = part.signature
-        ledger.put_ext(part, {})
-
-    def _write_call(self, part: ir.ToolUse, out: dict[str, Any], calls: list[Json], ledger: LossLedger) -> None:
-        call: Any = self.calls.write(part, ledger)
-        if ledger.is_home and part.at.endswith("/function_call"):
-            out["function_call"] = call["function"]
+                calls.append(call)
+        elif isinstance(part, ir.Thinking) and not is_block:
+            _write_thinking(part, out, flavour, notes)
+        elif isinstance(part, ir.Refusal) and not is_block:
+            out["refusal"] = out.get("refusal", "") + part.text
+        elif isinstance(part, ir.Media) and part.kind == "audio" and (part.file_id or part.transcript):
+            out["audio"] = own(sound_of(part), part, flavour, notes)
+        elif isinstance(part, ir.Media) and part.text is None and not home:
+            notes.lose_part(part, "an assistant says only text here")
+        elif isinstance(part, ir.Opaque) and part.label.startswith("call of type") and home:
+            calls.append(part.payload)
         else:
-            calls.append(call)
-
-    # Answers
-
-    def read_candidates(self, members: Members, calls: Calls) -> tuple[ir.Candidate, ...]:
-        """Take what an answer says and why it ended."""
-        found = members.need("choices")
-        return tuple(self._read_choice(choice, place, calls) for place, choice in enumerate(found))
-
-    def _read_choice(self, choice: Json, place: int, calls: Calls) -> ir.Candidate:
-        at = f"/choices/{place}"
-        members = Members(choice, at)
-        members.skip("index", place)
-        body = members.take("message", dict) or {}
-        message = self.read_message({"role": "assistant", **body}, f"{at}/message", calls)
-        raw = members.take("finish_reason")
-        return ir.Candidate(
-            message=message, stop=ENDINGS.read(raw, message.parts), stop_raw=raw, stop_at=f"{at}/finish_reason", at=at,
-            ext=members.ext(self.name),
-        )  # fmt: skip
-
-    def write_candidates(self, answer: ir.Answer, out: dict[str, Any], ledger: LossLedger) -> None:
-        """Write what an answer says and why it ended."""
-        if "created" in out and not ledger.is_home:
-            out["created"] = int(out["created"])
-        out["choices"] = [self._write_choice(one, place, ledger) for place, one in enumerate(answer.candidates)]
-
-    def _write_choice(self, candidate: ir.Candidate, place: int, ledger: LossLedger) -> Json:
-        source = candidate.message
-        message: dict[str, Any] = {} if source.name is None else {"name": source.name}
-        self.write_assistant(source, message, ledger)
-        ledger.put_ext(source, message)
-        native = source.native_role if ledger.is_home else None
-        message.setdefault("role", native if native is not None else "assistant")
-        choice: dict[str, Any] = {"message": message, "index": place}
-        if (word := ENDINGS.write(candidate, ledger)) is not None:
-            choice["finish_reason"] = word
-        ledger.put_ext(candidate, choice)
-        if not ledger.is_home:
-            _keep_valid(choice, candidate, ledger)
-        return choice
+            content.append(part)
+    _write_said(content, message, out, flavour, notes)
+    if calls:
+        out["tool_calls"] = calls
+    if "content" not in out and not home:
+        out["content"] = None if calls or notes.is_answer or "refusal" in out else ""
 
 
-def _keep_valid(choice: dict[str, Any], source: ir.Candidate, ledger: LossLedger) -> None:
+def sound_of(part: ir.Media) -> dict[str, Any]:
+    """Write what an assistant said aloud."""
+    return without_none({member: getattr(part, field) for member, field in SOUND.items()})
+
+
+def _write_said(
+    parts: list[ir.Part], message: ir.Message, out: dict[str, Any], flavour: Flavour, notes: LossLedger
+) -> None:
+    is_list = notes.is_home and message.flat is False
+    if not notes.is_answer or is_list:
+        content = write_content(parts, message.flat, flavour, notes)
+        # A service refuses an empty list; one is written only where one was read.
+        if content != [] or is_list:
+            out["content"] = content
+    texts: list[str] = []
+    for part in parts:
+        if type(part) is not ir.Text:
+            if notes.is_answer and not is_list:
+                notes.lose_part(part)
+            continue
+        if cited := _write_citations(part, sum(map(len, texts)), flavour, notes) if notes.is_answer else ():
+            out["annotations"] = [*out.get("annotations", ()), *cited]
+        texts.append(part.text)
+    if texts and notes.is_answer and not is_list:
+        out["content"] = "".join(texts)
+
+
+def _write_citations(part: ir.Text, begin: int, flavour: Flavour, notes: LossLedger) -> list[Json]:
+    """Write a text's citations; `begin` is the place of the text in the one that is written."""
+    out: list[Json] = []
+    for found in part.citations:
+        one = found if notes.is_home else by_address(found, part, notes)
+        if one is not None:
+            start, end = (None if place is None else place + begin for place in (one.start, one.end))
+            body = {"url": one.url, "title": one.title, "start_index": start, "end_index": end}
+            written = {"type": "url_citation", "url_citation": without_none(body)}
+            out.append(own(written, found, flavour, notes))
+    return out
+
+
+def _write_thinking(part: ir.Thinking, out: dict[str, Any], flavour: Flavour, notes: LossLedger) -> None:
+    field = flavour.thinking_answer if notes.is_answer else flavour.thinking_request
+    if notes.is_home:
+        field = part.field or field or flavour.thinking_answer
+    if part.redacted is not None or field is None:
+        notes.lose_part(part)
+        return
+    if not notes.is_home:
+        notes.degrade(part.at, "thinking", f"thinking stands in {field}")
+    out[field] = out.get(field, "") + part.text
+    if part.signature is not None and flavour.signature_field is not None and notes.is_home:
+        out[flavour.signature_field] = part.signature
+
+
+def write_call(part: ir.ToolUse, flavour: Flavour, notes: LossLedger) -> dict[str, Any]:
+    """Write a call."""
+    given = {"input" if part.kind == "custom" else "arguments": arguments_text(part)}
+    out: dict[str, Any] = {} if part.id_made and notes.is_home else {"id": part.id}
+    out |= {"type": part.kind, part.kind: {"name": part.name, **given}}
+    return own(out, part, flavour, notes)
+
+
+# Requests -------------------------------------------------------------------------------------------------------------
+
+
+def read_request(document: Json, flavour: Flavour) -> ir.Conversation:
+    """Read a request."""
+    rest, calls = members_of(document), Calls()
+    found = pop_list(rest, "messages")
+    messages = tuple(read_message(one, f"/messages/{place}", calls, flavour) for place, one in enumerate(found))
+    tools = pop(rest, "tools", list) if rest.get("tools") else ()  # an empty list stays, so that it is written again
+    options, places = take_options(rest, SAME, {})
+    _read_options(rest, options, places, flavour)
+    return ir.Conversation(
+        dialect=flavour.name, messages=messages, model=pop(rest, "model"), options=options, options_at=places,
+        tools=tuple(read_tool(tool, f"/tools/{place}", flavour) for place, tool in enumerate(tools or ())),
+        ext=ext_of(flavour.name, rest),
+    )  # fmt: skip
+
+
+def read_tool(value: Json, at: str, flavour: Flavour) -> ir.ToolSpec:
+    """Read a tool definition; any other than a function or one for free text is run by the vendor."""
+    rest = value.copy() if type(value) is dict else {}
+    kind: Any = pop(rest, "type")
+    body = pop_inner(rest, kind) if kind in ("function", "custom") else {}
+    name = pop(body, "name")
+    if name is None:
+        said = next((word for word in (rest.get("name"), kind, *rest) if word), "empty")
+        return ir.ToolSpec(name=str(said), kind="server", payload=value, at=at)
+    cache, text, strict = take_cache(rest), pop(body, "description"), pop(body, "strict", bool)
+    schema = pop(body, "parameters", dict) if kind == "function" else None
+    put_back(rest, kind, body)
+    return ir.ToolSpec(
+        name=name, description=text, schema=schema, strict=strict, kind=kind, cache=cache, at=at,
+        ext=ext_of(flavour.name, rest),
+    )  # fmt: skip
+
+
+def _read_options(rest: dict[str, Any], options: dict[str, Any], places: dict[str, str], flavour: Flavour) -> None:
+    def found(name: str, value: Any, at: str) -> None:
+        if value is not None and name not in options:
+            options[name], places[name] = value, at
+
+    for member in sorted(("max_completion_tokens", "max_tokens"), key=lambda name: name != flavour.max_tokens):
+        if "max_tokens" not in options:
+            found("max_tokens", pop(rest, member, int), f"/{member}")
+    stop = pop(rest, "stop", str, list)
+    found("stop", (stop,) if type(stop) is str else stop, "/stop")
+    if (choice := read_choice_of_tool(rest.get("tool_choice"))) is not None:
+        found("tool_choice", choice, "/tool_choice")
+        del rest["tool_choice"]
+    form = rest.get("response_format")
+    body = form.get("json_schema") if type(form) is dict else None
+    if form in ({"type": "text"}, {"type": "json_object"}):
+        found("response_format", {"type": "text" if form["type"] == "text" else "json"}, "/response_format")
+    elif type(body) is dict and form == {"type": "json_schema", "json_schema": body} and is_form(body):
+        found("response_format", {"type": "schema", **body}, "/response_format")
+    if "response_format" in options:
+        del rest["response_format"]
+
+
+def is_form(body: dict[str, Any]) -> bool:
+    """Return whether the form of an answer says only what the neutral form has."""
+    return body.keys() <= FORM_MEMBERS and all(value is not None for value in body.values())
+
+
+def read_choice_of_tool(value: Json) -> dict[str, Any] | None:
+    """Read which tool the model has to call: a word, or a tool's name in or beside its kind; None for another form."""
+    if value in ("auto", "none", "required"):
+        return {"mode": value}
+    kind = kind_of(value)
+    if kind not in ("function", "custom") or type(value) is not dict or len(value) != 2:
+        return None
+    body = value.get(kind)
+    name = body.get("name") if type(body) is dict and len(body) == 1 else value.get("name")
+    more = {"kind": "custom"} if kind == "custom" else {}
+    return {"mode": "tool", "name": name, **more} if type(name) is str else None
+
+
+def write_request(conversation: ir.Conversation, notes: LossLedger, flavour: Flavour) -> dict[str, Any]:
+    """Write a request."""
+    out: dict[str, Any] = {} if conversation.model is None else {"model": conversation.model}
+    out["messages"] = write_messages(conversation.messages, flavour, notes)
+    tools = [write_tool(tool, flavour, notes) for tool in conversation.tools]
+    if tools := [tool for tool in tools if tool is not None]:
+        out["tools"] = tools
+    _write_options(conversation, out, flavour, notes)
+    if not notes.is_home:
+        out.setdefault("model", "unknown")
+    return own(out, conversation, flavour, notes)
+
+
+def write_tool(tool: ir.ToolSpec, flavour: Flavour, notes: LossLedger) -> Json:
+    """Write a tool definition; None, with a note, for a tool that only another vendor runs."""
+    if tool.kind == "server":
+        if not notes.is_home:
+            notes.drop(tool.at, "tool", f"{tool.name} is run by {notes.source} itself", tool.payload)
+        return tool.payload if notes.is_home else None
+    body = {"name": tool.name, "description": tool.description, "strict": tool.strict}
+    if tool.kind == "function":
+        body["parameters"] = tool.schema
+    out: dict[str, Any] = {"type": tool.kind, tool.kind: without_none(body)}
+    if tool.cache is not None and notes.is_home:
+        out["cache_control"] = {"type": "ephemeral", **tool.cache}
+    return own(out, tool, flavour, notes)
+
+
+def _write_options(conversation: ir.Conversation, out: dict[str, Any], flavour: Flavour, notes: LossLedger) -> None:
+    home, left, at = notes.is_home, dict(conversation.options), conversation.options_at
+    if flavour.thinking_is_on_or_off:
+        _write_switch(left, out, notes, at)
+    for name in SAME.keys() & left.keys() - (frozenset() if home else flavour.unknown_options):
+        value = left.pop(name)
+        if not home and name in KNOWN and value not in KNOWN[name]:
+            lose_option(notes, at, name, value, f"no such {name} here")
+        elif not home and name == "metadata" and not all(type(label) is str for label in value.values()):
+            lose_option(notes, at, name, value, "labels are texts here")
+        else:
+            out[name] = value
+    if (limit := left.pop("max_tokens", None)) is not None:
+        member = at.get("max_tokens", "/")[1:] if home else ""
+        limit = limit if home else bounded(limit, 1, None, notes, at, "max_tokens")
+        out[member or flavour.max_tokens] = limit
+    if (stop := left.pop("stop", None)) is not None:
+        more = [] if home or flavour.stops_max is None else list(stop[flavour.stops_max :])
+        if more:
+            lose_option(notes, at, "stop", more, f"more than {flavour.stops_max} are refused here")
+        kept = list(stop[: len(stop) - len(more)])
+        out["stop"] = kept[0] if home and type(stop) is tuple else kept
+    if (choice := left.pop("tool_choice", None)) is not None:
+        kind = choice.get("kind", "function")
+        by_name = {"type": kind, kind: {"name": choice.get("name")}}
+        out["tool_choice"] = by_name if choice["mode"] == "tool" else choice["mode"]
+    if (form := left.pop("response_format", None)) is not None:
+        body = {name: value for name, value in form.items() if name in FORM_MEMBERS}
+        named = {"type": "json_schema", "json_schema": body if home else {"name": "answer", **body}}
+        out["response_format"] = named if form["type"] == "schema" else {
+            "type": "text" if form["type"] == "text" else "json_object"
+        }  # fmt: skip
+    if (budget := left.pop("reasoning_budget", None)) is not None:
+        word = effort_word(budget, conversation, notes)
+        if word is not None:
+            out["reasoning_effort"] = word
+    for name, value in left.items():
+        lose_option(notes, at, name, value)
+
+
+def _write_switch(left: dict[str, Any], out: dict[str, Any], notes: LossLedger, at: Mapping[str, str]) -> None:
+    """Write how long to think where thinking is on or off."""
+    budget = left.pop("reasoning_budget", None)
+    effort = None if notes.is_home else left.pop("reasoning_effort", None)
+    for name, value, is_on in (
+        ("reasoning_effort", effort, effort != "none"),
+        ("reasoning_budget", budget, budget != 0),
+    ):
+        if value is None:
+            continue
+        if value != 0 and value != -1:
+            place = at.get(name, f"/{name}")
+            notes.degrade(place, "option_value", "thinking is on or off here", value)
+        out["thinking"] = {"type": "enabled" if is_on else "disabled"}
+
+
+# Answers --------------------------------------------------------------------------------------------------------------
+
+
+def read_answer(document: Json, flavour: Flavour) -> ir.Answer:
+    """Read a response."""
+    rest, calls = members_of(document), Calls()
+    if (failed := read_error(document, rest, "choices", flavour.name)) is not None:
+        return failed
+    found = pop_list(rest, "choices")
+    candidates = tuple(_read_choice(choice, place, calls, flavour) for place, choice in enumerate(found))
+    if rest.get("object") == "chat.completion":
+        del rest["object"]
+    error, usage = rest.get("error"), pop(rest, "usage", dict)
+    words = error.get("message") if type(error) is dict else error
+    return ir.Answer(
+        dialect=flavour.name, candidates=candidates, error=words if type(words) is str else None,
+        id=pop(rest, "id"), model=pop(rest, "model"), created=pop(rest, "created", int, float),
+        usage=None if usage is None else flavour.usage.read(usage, "/usage", flavour.name),
+        ext=ext_of(flavour.name, rest),
+    )  # fmt: skip
+
+
+def _read_choice(choice: Json, place: int, calls: Calls, flavour: Flavour) -> ir.Candidate:
+    at = f"/choices/{place}"
+    rest = members_of(choice, at)
+    if type(rest.get("index")) is int and rest["index"] == place:
+        del rest["index"]
+    body = pop(rest, "message", dict) or {}
+    message = read_message({"role": "assistant", **body}, f"{at}/message", calls, flavour)
+    raw = pop(rest, "finish_reason")
+    return ir.Candidate(
+        message=message, stop=ENDINGS.read(raw, message.parts), stop_raw=raw, stop_at=f"{at}/finish_reason", at=at,
+        ext=ext_of(flavour.name, rest),
+    )  # fmt: skip
+
+
+def write_answer(answer: ir.Answer, notes: LossLedger, flavour: Flavour) -> dict[str, Any]:
+    """Write a response."""
+    if answer.error is not None and not answer.candidates:
+        return write_error(answer, notes, ERROR, {})
+    home = notes.is_home
+    created = answer.created if home or answer.created is None else int(answer.created)
+    out = without_none({"id": answer.id, "model": answer.model, "created": created})
+    out["choices"] = [_write_choice(one, place, flavour, notes) for place, one in enumerate(answer.candidates)]
+    if answer.usage is not None:
+        out["usage"] = flavour.usage.write(answer.usage, notes)
+    own(out, answer, flavour, notes)
+    out.setdefault("object", "chat.completion")
+    return out if home else {"id": "chatcmpl-translated", "created": 0, "model": "unknown", **without_none(out)}
+
+
+def _write_choice(candidate: ir.Candidate, place: int, flavour: Flavour, notes: LossLedger) -> Json:
+    source = candidate.message
+    message: dict[str, Any] = {} if source.name is None else {"name": source.name}
+    write_assistant(source, message, flavour, notes)
+    own(message, source, flavour, notes)
+    native = source.native_role if notes.is_home else None
+    message.setdefault("role", native if native is not None else "assistant")
+    choice: dict[str, Any] = {"message": message, "index": place}
+    raw = candidate.stop_raw
+    word = ENDINGS.write(candidate, notes)
+    if notes.source in SISTERS and raw in OWN_STOPS and ENDINGS.read(raw, source.parts) == candidate.stop:
+        word = raw
+    if word is not None:
+        choice["finish_reason"] = word
+    own(choice, candidate, flavour, notes)
+    if not notes.is_home:
+        _keep_valid(choice, candidate, notes)
+    return choice
+
+
+def _keep_valid(choice: dict[str, Any], source: ir.Candidate, notes: LossLedger) -> None:
     """Leave out what gateways hang on a choice and a message, where the family's own types refuse it."""
     found = choice["message"].get("annotations")
     if type(found) is list and any(kind_of(one) != "url_citation" for one in found):
-        ledger.drop(f"{source.message.at}/annotations", "citation", "only citations of addresses are said here", found)
+        notes.drop(f"{source.message.at}/annotations", "citation", "only citations of addresses are said here", found)
         choice["message"]["annotations"] = [one for one in found if kind_of(one) == "url_citation"]
     if (found := choice.get("logprobs")) is None:
         return
@@ -596,7 +798,7 @@ def _keep_valid(choice: dict[str, Any], source: ir.Candidate, ledger: LossLedger
         or not {"content", "refusal"} & found.keys()
         or not all(type(one) is dict and {"token", "logprob", "top_logprobs"} <= one.keys() for one in tokens)
     ):
-        ledger.drop(f"{source.at}/logprobs", "extension", "probabilities in a form of its own", found)
+        notes.drop(f"{source.at}/logprobs", "extension", "probabilities in a form of its own", found)
         del choice["logprobs"]
 
 
@@ -638,10 +840,10 @@ class _Choice:
 class StreamReader(BlockReader):
     """Reads the chunks of one stream."""
 
-    def __init__(self, dialect: Any, chat: Chat) -> None:
+    def __init__(self, dialect: Any, flavour: Flavour) -> None:
         super().__init__(dialect)
-        self.chat = chat
-        self.fields = {"content", "refusal", *chat.thinking_fields}
+        self.flavour = flavour
+        self.fields = {"content", "refusal", *flavour.thinking_fields}
         self.choices: dict[int, _Choice] = {}
         self.notes: dict[str, Any] = {}
         self.ids = Calls()
@@ -708,7 +910,7 @@ class StreamReader(BlockReader):
     def _listed(self, state: _Choice, parts: list[Any], out: list[ir.StreamEvent]) -> None:
         """Read a content that is a list of blocks, which some gateways stream."""
         for value in parts:
-            part = self.chat.blocks.read(value, f"/choices/{state.number}/delta/content")
+            part = read_block(value, f"/choices/{state.number}/delta/content", self.flavour)
             if not isinstance(part, ir.Text | ir.Thinking):
                 out.append(ir.Noted("content", [value], state.number, joins=True, at_message=True))
             elif part.text:
@@ -794,7 +996,7 @@ class StreamReader(BlockReader):
         for state in states:
             if state.audio:
                 audio, state.audio = state.audio, {}
-                part = self.chat.read_sound(audio, f"/choices/{state.number}/delta/audio")
+                part = read_sound(audio, f"/choices/{state.number}/delta/audio", self.flavour)
                 out += [*self.begin("audio", part, state.number), *self.end("audio")]
         return out
 
@@ -807,9 +1009,9 @@ class StreamWriter(BlockWriter):
 
     has_choices = True
 
-    def __init__(self, dialect: Any, source: str, chat: Chat) -> None:
+    def __init__(self, dialect: Any, source: str, flavour: Flavour) -> None:
         super().__init__(dialect, source)
-        self.chat = chat
+        self.flavour = flavour
         self.counts: dict[int, int] = {}
         self.roles: set[int] = set()
 
@@ -828,7 +1030,7 @@ class StreamWriter(BlockWriter):
 
     def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
         if isinstance(part, ir.Thinking):
-            field = self.opened[key] = self.chat.thinking_answer
+            field = self.opened[key] = self.flavour.thinking_answer
             if self.once("thinking"):
                 self.ledger.degrade(part.at, "thinking", f"thinking stands in {field}")
         elif isinstance(part, ir.Text | ir.Refusal):
@@ -864,9 +1066,25 @@ class StreamWriter(BlockWriter):
         usage = self.counted()
         return [*([] if usage is None else [self._chunk([], usage=usage)]), *self.fail_cut()]
 
-    def noted(self, event: ir.Noted) -> list[Json]:
+    def noted(self, event: ir.Noted) -> list[Json] | None:
+        if self.ledger.source not in SISTERS or type(event.value) is not MEMBERS.get(event.key):
+            return None
         if event.choice is None:
             return [self._chunk([], **{event.key: event.value})]
         if event.at_message:
             return self._delta(event.choice, {event.key: event.value})
         return self._delta(event.choice, {}, **{event.key: event.value})
+
+
+def dialect_of(
+    flavour: Flavour, tool_names: Mapping[str, str], capabilities: Manifest, defaults: Mapping[str, Json],
+    reader: type[StreamReader] = StreamReader,
+) -> Dialect:  # fmt: skip
+    """Return one dialect of the family."""
+    return Dialect(
+        NAME=flavour.name, TOOL_NAMES=tool_names, CAPABILITIES=capabilities, DEFAULTS=defaults, DONE=True,
+        read_request=partial(read_request, flavour=flavour), write_request=partial(write_request, flavour=flavour),
+        read_answer=partial(read_answer, flavour=flavour), write_answer=partial(write_answer, flavour=flavour),
+        read_stream=partial(reader, flavour=flavour), write_stream=partial(StreamWriter, flavour=flavour),
+        usage=flavour.usage, endings=ENDINGS, error=ERROR, limits=LIMITS,
+    )  # fmt: skip

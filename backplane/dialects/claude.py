@@ -429,6 +429,8 @@ def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: Lo
         value = left.pop(name, None)
         if name == "service_tier" and value not in (None, "auto", "standard_only") and not home:
             lose_option(notes, at, name, value, "no such service_tier here")
+        elif name == "stop" and value is not None:
+            out[member] = list(value)
         elif value is not None:
             out[member] = value if home else bounded(value, *limits.get(name, (None, None)), notes, at, name)
     if (user := left.pop("user", None)) is not None:

@@ -678,6 +678,7 @@ def write_options(
     """Write each option by the first row of its name, at home by that which read it; what has none is a loss."""
     rows = {row.name: row for row in reversed(table) if row.is_written}
     for name, value in conversation.options.items():
+        value = list(value) if type(value) is tuple else value
         draft = OptionDraft(out, conversation, ledger, conversation.options_at.get(name, f"/{name}"))
         at = conversation.options_at.get(name) if ledger.is_home else None
         own = (row for row in table if row.name == name and f"/{row.path}" == at)

@@ -15,20 +15,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import ir
-from backplane.dialects.chat import (
-    BODY,
-    CHOICES,
-    ERROR,
-    FLAT,
-    FORMATS,
-    KINDS,
-    METADATA,
-    NAMED,
-    NESTED,
-    SCHEMA,
-    read_audio,
-    write_audio,
-)
+from backplane.dialects.chat import AUDIO_FORMATS, AUDIO_TYPES, ERROR
 from backplane.dialects.codec import (
     REST,
     Block,
@@ -36,7 +23,9 @@ from backplane.dialects.codec import (
     Citations,
     Counters,
     Form,
+    Hole,
     Members,
+    OptionDraft,
     RequestOption,
     Tools,
     effort_writer,
@@ -87,6 +76,55 @@ ENDINGS: Final = Endings(STOPS, STOP_WORDS, frozenset({"in_progress", "queued"})
 
 LIMITS: Final = ServerLimits(call_id=Spelling(most=64), tool_name=Spelling("[a-zA-Z0-9_-]", 64))
 """platform.openai.com, responses/create: names of tools and lengths of ids, read 2026-11."""
+
+
+KINDS: Final = {"function": "function", "custom": "custom"}
+"""Kinds of tools, at OpenAI."""
+
+TOOL_HOLE: Final = Hole("name")
+CUSTOM: Final = {"mode": "tool", "name": TOOL_HOLE, "kind": "custom"}
+FUNCTION: Final = {"mode": "tool", "name": TOOL_HOLE}
+CHOICES: Final = tuple(Form(word, {"mode": word}) for word in ("auto", "none", "required"))
+NESTED: Final = (Form({"type": "custom", "custom": {"name": TOOL_HOLE}}, CUSTOM),
+                 Form({"type": "function", "function": {"name": TOOL_HOLE}}, FUNCTION))  # fmt: skip
+FLAT: Final = (
+    Form({"type": "custom", "name": TOOL_HOLE}, CUSTOM),
+    Form({"type": "function", "name": TOOL_HOLE}, FUNCTION),
+)
+"""Which tool the model has to call: a word, or a tool's name in or beside its kind."""
+
+FORMATS: Final = Form({"type": "text"}, {"type": "text"}), Form({"type": "json_object"}, {"type": "json"})
+BODY: Final = Hole("body", (dict,), ("name", "schema", "strict", "description"))
+SCHEMA: Final = {"type": "schema", REST: BODY}
+NAMED: Final = {"name": "answer"}
+"""The form of an answer; a schema has a name at OpenAI."""
+
+
+def write_metadata(value: Any, draft: OptionDraft) -> None:
+    """Write the caller's labels, which are texts at OpenAI."""
+    if draft.is_home or all(type(label) is str for label in value.values()):
+        draft.put("metadata", value)
+    else:
+        draft.drop("labels are texts here", value)
+
+
+METADATA: Final = RequestOption("metadata", "metadata", (dict,), write=write_metadata)
+
+
+def read_audio(members: Members, fields: dict[str, Any]) -> bool:
+    """Read the format of a sound, which is said by name."""
+    form = fields.pop("media_type")
+    fields["media_type"] = AUDIO_TYPES.get(form, f"audio/{form}")
+    return True
+
+
+def write_audio(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
+    """Write the format of a sound by name; False where it has none here."""
+    form = AUDIO_FORMATS.get(part.media_type or "audio/wav")
+    if form is None and ledger.is_home:
+        form = (part.media_type or "").partition("/")[2]
+    out["input_audio"]["format"] = form
+    return form is not None
 
 
 # Blocks of a content list ---------------------------------------------------------------------------------------------

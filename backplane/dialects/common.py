@@ -398,3 +398,29 @@ FREE_TEXT: Final[dict[str, Json]] = {
     "type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"],
 }  # fmt: skip
 """The schema of a tool that takes free text, where tools take only objects."""
+
+
+def effort_word(budget: int, conversation: ir.Conversation, notes: LossLedger) -> str | None:
+    """Return a budget for thinking as a word, for vendors who know only words; None where a word is said already."""
+    at = conversation.options_at.get("reasoning_budget", "/reasoning_budget")
+    if "reasoning_effort" in conversation.options:
+        notes.drop(at, "option", "the target has the effort in words only", budget)
+        return None
+    fit = (word for word, tokens in EFFORT_BUDGETS.items() if tokens >= budget)
+    word = next(fit, "max") if budget >= 0 else "medium"
+    notes.degrade(at, "option_value", f"tokens for thinking became the word {word}", budget)
+    return word
+
+
+def by_address(one: ir.Citation, part: ir.Text, notes: LossLedger) -> ir.Citation | None:
+    """Return another vendor's citation by an address and its span in the text; None where it has no address."""
+    if one.url is None:
+        notes.drop(one.at, "citation", "only an address can be cited here")
+        return None
+    changes: dict[str, Any] = {"title": one.url if one.title is None else one.title}
+    if one.start is None or one.end is None:
+        changes |= {"start": 0, "end": len(part.text)}
+        notes.degrade(one.at, "citation", "its span here is the text that it stands on")
+    if one.quote is not None:
+        notes.drop(one.at, "citation", "the words cited are not said here", one.quote)
+    return msgspec.structs.replace(one, **changes)

@@ -11,7 +11,7 @@ from typing import Final
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import chat, framing
-from backplane.dialects.chat import Chat
+from backplane.dialects.chat import Flavour, dialect_of
 from backplane.dialects.ir import Noted, StreamEvent
 
 NAME: Final = "copilot"
@@ -36,14 +36,10 @@ DEFAULTS: Final[dict[str, Json]] = {"model": "gpt-5.5", "max_tokens": 4096}
 """The model is one of those at docs.github.com/en/copilot/reference/ai-models/supported-models, 2026-11."""
 
 
-class CopilotChat(Chat):
-    """What sets this vendor apart from its sisters."""
-
-    name = NAME
-    thinking_fields = ("reasoning_text", "reasoning_content", "reasoning")
-    thinking_request = "reasoning_text"
-    thinking_answer = "reasoning_text"
-    signature_field = "reasoning_opaque"
+FLAVOUR: Final = Flavour(
+    name=NAME, thinking_fields=("reasoning_text", "reasoning_content", "reasoning"), thinking_request="reasoning_text",
+    thinking_answer="reasoning_text", signature_field="reasoning_opaque",
+)  # fmt: skip
 
 
 class StreamReader(chat.StreamReader):
@@ -58,6 +54,4 @@ class StreamReader(chat.StreamReader):
         return [Noted(name, body if type(body) is list else [body], 0, joins=True, at_message=True)]
 
 
-DIALECT: Final = CopilotChat().dialect(
-    reader=StreamReader, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS,
-)  # fmt: skip
+DIALECT: Final = dialect_of(FLAVOUR, TOOL_NAMES, CAPABILITIES, DEFAULTS, StreamReader)

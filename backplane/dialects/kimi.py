@@ -10,8 +10,7 @@ from typing import Final
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
-from backplane.dialects.chat import Chat
-from backplane.dialects.codec import OptionDraft, RequestOption
+from backplane.dialects.chat import Flavour, dialect_of
 
 NAME: Final = "kimi"
 
@@ -33,35 +32,10 @@ CAPABILITIES: Final = Manifest({
 DEFAULTS: Final[dict[str, Json]] = {"model": "kimi-k3", "max_tokens": 4096}
 
 
-def _write_budget(value: Json, draft: OptionDraft) -> None:
-    """Thinking is on or off here."""
-    if value > 0:
-        draft.degrade("thinking is on or off here", value)
-    draft.put("thinking", {"type": "enabled" if value else "disabled"})
+FLAVOUR: Final = Flavour(
+    name=NAME, roles=frozenset({"system", "user", "assistant", "tool"}), thinking_request="reasoning_content",
+    thinking_is_on_or_off=True, cached_tokens_on_top=True, has_files=False, has_image_urls=False,
+    unknown_options=frozenset({"verbosity", "service_tier", "metadata"}),
+)  # fmt: skip
 
-
-def _write_effort(value: Json, draft: OptionDraft) -> None:
-    if draft.is_home:
-        draft.put("reasoning_effort", value)
-        return
-    draft.degrade("thinking is on or off here", value)
-    draft.out.setdefault("thinking", {"type": "disabled" if value == "none" else "enabled"})
-
-
-class KimiChat(Chat):
-    """What sets this vendor apart from its sisters."""
-
-    name = NAME
-    roles = frozenset({"system", "user", "assistant", "tool"})
-    thinking_request = "reasoning_content"
-    cached_tokens_on_top = True
-    has_files = False
-    has_image_urls = False
-    special = (
-        RequestOption("", "reasoning_budget", write=_write_budget),
-        RequestOption("reasoning_effort", "reasoning_effort", write=_write_effort),
-    )
-    unknown_options = frozenset({"verbosity", "service_tier", "metadata"})
-
-
-DIALECT: Final = KimiChat().dialect(TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS)
+DIALECT: Final = dialect_of(FLAVOUR, TOOL_NAMES, CAPABILITIES, DEFAULTS)

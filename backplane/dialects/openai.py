@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
-from backplane.dialects.chat import STOP, Chat
+from backplane.dialects.chat import Flavour, dialect_of
 
 NAME: Final = "openai"
 
@@ -30,12 +28,6 @@ CAPABILITIES: Final = Manifest({
 DEFAULTS: Final[dict[str, Json]] = {"model": "gpt-5.5", "max_tokens": 4096}
 
 
-class OpenAIChat(Chat):
-    """What sets this vendor apart from its sisters."""
+FLAVOUR: Final = Flavour(name=NAME, max_tokens="max_completion_tokens", stops_max=4)
 
-    name = NAME
-    max_tokens = "max_completion_tokens"
-    special = (msgspec.structs.replace(STOP, most=4),)
-
-
-DIALECT: Final = OpenAIChat().dialect(TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS)
+DIALECT: Final = dialect_of(FLAVOUR, TOOL_NAMES, CAPABILITIES, DEFAULTS)

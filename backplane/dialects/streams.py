@@ -349,7 +349,7 @@ class BlockWriter:
 
     def __init__(self, dialect: Any, source: str) -> None:
         self.dialect = dialect
-        self.ledger = LossLedger(source, dialect.NAME, dialect.kin, is_answer=True)
+        self.ledger = LossLedger(source, dialect.NAME, is_answer=True)
         self.sum = Accumulator(source)
         self.opened: dict[Key, Any] = {}
         """Blocks that were begun in the target → what the dialect calls them."""
@@ -391,9 +391,9 @@ class BlockWriter:
         """Write a block that is never begun; None when the target has no word for it."""
         return None
 
-    def noted(self, event: ir.Noted) -> list[Json]:
-        """Write a member beside the content that a dialect of the same family has said."""
-        return []
+    def noted(self, event: ir.Noted) -> list[Json] | None:
+        """Write a member beside the content; None where the target does not know it."""
+        return None
 
     def stop(self, event: ir.Stopped) -> list[Json]:
         """Write why one choice ended, where the vendor says it before the end; the word is in `words`."""
@@ -571,9 +571,8 @@ class BlockWriter:
         return [*self.prefix(), *self.fail(event)]
 
     def on_noted(self, event: ir.Noted) -> list[Json]:
-        kin = self.ledger.kin.get(self.ledger.source, {})
-        if event.key in kin and type(event.value) is kin[event.key]:
-            return self.noted(event)
+        if (made := self.noted(event)) is not None:
+            return made
         if self.once(event.key) and event.value not in (None, [], {}):
             self.ledger.drop(f"/{event.key}", "extension", f"only {self.ledger.source} knows it", event.value)
         return []
@@ -602,7 +601,7 @@ class BlockWriter:
         """Write the counters, None when none came; what they lose is said once."""
         if self.sum.usage is None:
             return None
-        scratch = LossLedger(self.ledger.source, self.ledger.target, self.ledger.kin)
+        scratch = LossLedger(self.ledger.source, self.ledger.target)
         written: dict[str, Any] = self.dialect.usage.write(self.sum.usage, scratch)
         if self.once("usage"):
             self.ledger.add(scratch.losses)
