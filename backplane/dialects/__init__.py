@@ -121,7 +121,10 @@ def translate(
         written = writer.response_from_ir(read.value)
     if source == target or policy == "allow":
         return Translated(written.value, () if policy == "allow" else written.losses)
-    losses = (*read.losses, *written.losses)
+    losses: tuple[Loss, ...] = tuple(
+        msgspec.structs.replace(loss, path=reader.spelled_at(loss.path, document))
+        for loss in (*read.losses, *written.losses)
+    )
     losses = ordered((*losses, *_unnamed(document, written.value, reader, writer, kind, losses)))
     check_losses(losses, policy)
     return Translated(written.value, losses)
@@ -135,10 +138,9 @@ def _unnamed(
         back = reader.from_ir(writer.to_ir(written).value).value
     else:
         back = reader.response_from_ir(writer.response_to_ir(written).value).value
-    if reader.respell is not None:
-        back = reader.respell(back, document)
     paths = {loss.path for loss in named}
-    for at, how in differences(document, back):
+    for place, how in differences(reader.normal(document), reader.normal(back)):
+        at = reader.spelled_at(place, document)
         if not is_named(at, paths):
             code = "required" if how == "synthesised" else code_of(at)
             yield Loss(path=at, dialect=reader.NAME, target=writer.NAME, kind=how, code=code, reason=REASONS[how])

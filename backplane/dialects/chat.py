@@ -15,11 +15,11 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Manifest
 from backplane.dialects import ir
-from backplane.dialects.codec import Counters
 from backplane.dialects.common import (
     EFFORT_BUDGETS,
     NUMBER,
     Calls,
+    Counters,
     LossLedger,
     added,
     arguments_text,
@@ -149,12 +149,17 @@ class Flavour(msgspec.Struct, frozen=True, kw_only=True):
         return CACHED_ON_TOP if self.cached_tokens_on_top else USAGE
 
 
+def is_shared(dialect: str, name: str, value: Json) -> bool:
+    """Return whether a member of a sister's own is one that the family shares."""
+    return dialect in SISTERS and type(value) is MEMBERS.get(name)
+
+
 def own(out: dict[str, Any], node: ir.Node, flavour: Flavour, notes: LossLedger) -> dict[str, Any]:
     """Add a node's own members to what is written; of a sister's members those that the family shares."""
     if notes.is_home:
         return added(out, node, flavour.name)
-    sister = node.ext.get(notes.source, {}) if notes.source in SISTERS else {}
-    shared = {name: value for name, value in sister.items() if name in MEMBERS and type(value) is MEMBERS[name]}
+    sister = node.ext.get(notes.source, {})
+    shared = {name: value for name, value in sister.items() if is_shared(notes.source, name, value)}
     return added(out, msgspec.structs.replace(node, ext={flavour.name: shared}), flavour.name) if shared else out
 
 
@@ -757,7 +762,7 @@ def write_answer(answer: ir.Answer, notes: LossLedger, flavour: Flavour) -> dict
     out = without_none({"id": answer.id, "model": answer.model, "created": created})
     out["choices"] = [_write_choice(one, place, flavour, notes) for place, one in enumerate(answer.candidates)]
     if answer.usage is not None:
-        out["usage"] = flavour.usage.write(answer.usage, notes)
+        out["usage"] = own(flavour.usage.write(answer.usage, notes), answer.usage, flavour, notes)
     own(out, answer, flavour, notes)
     out.setdefault("object", "chat.completion")
     return out if home else {"id": "chatcmpl-translated", "created": 0, "model": "unknown", **without_none(out)}
@@ -1086,5 +1091,5 @@ def dialect_of(
         read_request=partial(read_request, flavour=flavour), write_request=partial(write_request, flavour=flavour),
         read_answer=partial(read_answer, flavour=flavour), write_answer=partial(write_answer, flavour=flavour),
         read_stream=partial(reader, flavour=flavour), write_stream=partial(StreamWriter, flavour=flavour),
-        usage=flavour.usage, endings=ENDINGS, error=ERROR, limits=LIMITS,
+        usage=flavour.usage, endings=ENDINGS, error=ERROR, limits=LIMITS, shares=is_shared,
     )  # fmt: skip

@@ -13,10 +13,10 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import ir
-from backplane.dialects.codec import Counters
 from backplane.dialects.common import (
     FREE_TEXT,
     NUMBER,
+    Counters,
     LossLedger,
     added,
     arguments_object,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -29,6 +28,7 @@ from backplane.dialects.common import (
     put,
     read_arguments,
     read_url,
+    snake,
     take_cache,
 )
 from backplane.errors import TranslationError
@@ -36,12 +36,6 @@ from backplane.errors import TranslationError
 _MISSING: Final = object()
 _UPPER: Final = re.compile(r"[A-Z]")
 # JSON -----------------------------------------------------------------------------------------------------------------
-
-
-@cache
-def snake(name: str) -> str:
-    """Spell a member's name in snake_case."""
-    return _UPPER.sub(lambda match: "_" + match[0].lower(), name)
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
@@ -707,67 +701,6 @@ def effort_writer(path: str) -> Callable[[Any, OptionDraft], None]:
 
 
 # Counters and tools by table ------------------------------------------------------------------------------------------
-
-
-class Counters(msgspec.Struct, frozen=True):
-    """A vendor's token counters, read in both directions; the one rule of `ir.TokenCounts` holds between."""
-
-    table: Mapping[str, str]
-    """Native path → field."""
-    total: str = "total_tokens"
-    """The sum, which says nothing of its own where it adds up; empty where the vendor has none."""
-    needed: tuple[str, ...] = ()
-    """Fields that another vendor's answer must say; one that nobody said is 0."""
-    apart: Mapping[str, tuple[str, ...]] = {}
-    """Field → fields that this vendor counts beside it and not in it."""
-    also: Mapping[str, str] = {}
-    """Field → where some servers say it instead."""
-    beside_input: str = ""
-    """Member, left to the vendor, that counts more of what was sent."""
-    spell: bool = False
-
-    def read(self, value: dict[str, Any], at: str, dialect: str) -> ir.TokenCounts:
-        """Read token counters."""
-        members = Members(value, at, spell=self.spell)
-        fields = {field: members.take(path, int) for path, field in self.table.items()}
-        for field, path in self.also.items():
-            fields[field] = members.take(path, int) if fields[field] is None else fields[field]
-        beside = self._beside(members.rest)
-        for field, parts in self.apart.items():
-            more = [fields[part] for part in parts if fields[part] is not None]
-            if fields[field] is not None or (field == "output" and more):
-                fields[field] = (fields[field] or 0) + sum(more)
-        if beside:
-            fields["input"] = (fields["input"] or 0) + beside
-        if self.total:
-            members.skip(self.total, (fields.get("input") or 0) + (fields["output"] or 0))
-        return ir.TokenCounts(**fields, at=at, ext=members.ext(dialect))
-
-    def _beside(self, rest: Mapping[str, Any]) -> int:
-        found = rest.get(self.beside_input, rest.get(snake(self.beside_input), 0)) if self.beside_input else 0
-        return found if type(found) is int else 0
-
-    def native(self, usage: ir.TokenCounts, field: str, home: str) -> int | None:
-        """Return a field as this vendor counts it; `home` names the vendor if the usage is its own."""
-        value: int | None = getattr(usage, field)
-        apart = sum(getattr(usage, part) or 0 for part in self.apart.get(field, ()))
-        apart += self._beside(usage.ext.get(home, {})) if field == "input" else 0
-        if value is None or not apart:
-            return value
-        return value - apart if home else max(0, value - apart)
-
-    def write(self, usage: ir.TokenCounts, ledger: LossLedger) -> dict[str, Any]:
-        """Write token counters."""
-        out: dict[str, Any] = {}
-        for path, field in self.table.items():
-            value = self.native(usage, field, ledger.target if ledger.is_home else "")
-            value = 0 if value is None and field in self.needed and not ledger.is_home else value
-            if value is not None:
-                put(out, path, value)
-        ledger.put_ext(usage, out)
-        if self.total:
-            out.setdefault(self.total, (usage.input or 0) + (usage.output or 0))
-        return out
 
 
 class Tools:

@@ -21,7 +21,6 @@ from backplane.dialects.codec import (
     Block,
     Blocks,
     Citations,
-    Counters,
     Form,
     Hole,
     Members,
@@ -30,7 +29,7 @@ from backplane.dialects.codec import (
     Tools,
     effort_writer,
 )
-from backplane.dialects.common import EFFORT_BUDGETS, NUMBER, Calls, LossLedger, item_of, kind_of
+from backplane.dialects.common import EFFORT_BUDGETS, NUMBER, Calls, Counters, LossLedger, item_of, kind_of
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure, text_of

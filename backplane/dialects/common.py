@@ -6,7 +6,9 @@ No vendor's words are here.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +20,7 @@ from backplane.errors import TranslationError
 
 NUMBER: Final = (int, float)
 ANY: Final = (dict, list, str, int, float, bool)
+_UPPER: Final = re.compile(r"[A-Z]")
 _MISSING: Final = object()
 MADE_ID: Final = "call_made_"
 """Beginning of an id that was made here; its own dialect never gets it."""
@@ -76,6 +79,12 @@ def arguments_object(call: ir.ToolUse, ledger: LossLedger) -> Json:
     name = "input" if call.kind == "custom" else "arguments"
     ledger.degrade(call.at, "arguments", f"no JSON object; it stands in the member {name}", call.input)
     return {name: call.input}
+
+
+@cache
+def snake(name: str) -> str:
+    """Spell a member's name in snake_case."""
+    return _UPPER.sub(lambda match: "_" + match[0].lower(), name)
 
 
 def escape(key: str) -> str:
@@ -424,3 +433,107 @@ def by_address(one: ir.Citation, part: ir.Text, notes: LossLedger) -> ir.Citatio
     if one.quote is not None:
         notes.drop(one.at, "citation", "the words cited are not said here", one.quote)
     return msgspec.structs.replace(one, **changes)
+
+
+def nodes_of(value: ir.Conversation | ir.Answer) -> Iterator[ir.Node]:
+    """Yield everything in a conversation or an answer that may have members of its own dialect."""
+    yield value
+    if isinstance(value, ir.Answer):
+        yield from value.candidates
+        yield from () if value.usage is None else (value.usage,)
+    else:
+        yield from value.tools
+    messages = (one.message for one in value.candidates) if isinstance(value, ir.Answer) else value.messages
+    for message in messages:
+        yield message
+        for part in message.parts:
+            yield part
+            yield from getattr(part, "content", ())
+            yield from getattr(part, "citations", ())
+
+
+def members_at(members: Mapping[str, Any], at: str) -> Iterator[tuple[str, Any]]:
+    """Yield pointer and value of the members of an extension slot; of an object the members that are left."""
+    for name, value in members.items():
+        if type(value) is dict and value:
+            yield from members_at(value, f"{at}/{name}")
+        elif value not in (None, [], {}):
+            yield f"{at}/{name}", value
+
+
+# Counters -------------------------------------------------------------------------------------------------------------
+
+
+class Counters(msgspec.Struct, frozen=True):
+    """A vendor's token counters, read in both directions; the one rule of `ir.TokenCounts` holds between."""
+
+    table: Mapping[str, str]
+    """Path of a native member → field."""
+    total: str = "total_tokens"
+    """The sum, which says nothing of its own where it adds up; empty where the vendor has none."""
+    needed: tuple[str, ...] = ()
+    """Fields that another vendor's answer must say; a field that was not said is 0."""
+    apart: Mapping[str, tuple[str, ...]] = {}
+    """Field → fields that this vendor counts beside it and not in it."""
+    also: Mapping[str, str] = {}
+    """Field → path where some servers say it instead."""
+    beside_input: str = ""
+    """Member, left to the vendor, that counts more of what was sent."""
+
+    def read(self, value: dict[str, Any], at: str, dialect: str) -> ir.TokenCounts:
+        """Read token counters."""
+        rest = value.copy()
+        fields: dict[str, Any] = {field: _pop_at(rest, path) for path, field in self.table.items()}
+        for field, path in self.also.items():
+            fields[field] = _pop_at(rest, path) if fields[field] is None else fields[field]
+        beside = self._beside(rest)
+        for field, parts in self.apart.items():
+            more = [fields[part] for part in parts if fields[part] is not None]
+            if fields[field] is not None or (field == "output" and more):
+                fields[field] = (fields[field] or 0) + sum(more)
+        if beside:
+            fields["input"] = (fields["input"] or 0) + beside
+        total = (fields.get("input") or 0) + (fields["output"] or 0)
+        if self.total and type(rest.get(self.total)) is int and rest[self.total] == total:
+            del rest[self.total]
+        return ir.TokenCounts(**fields, at=at, ext=ext_of(dialect, rest))
+
+    def _beside(self, rest: Mapping[str, Any]) -> int:
+        found = rest.get(self.beside_input)
+        return found if type(found) is int else 0
+
+    def native(self, usage: ir.TokenCounts, field: str, home: str) -> int | None:
+        """Return a field as this vendor counts it; `home` names the vendor if the usage is its own."""
+        value: int | None = getattr(usage, field)
+        apart = sum(getattr(usage, part) or 0 for part in self.apart.get(field, ()))
+        apart += self._beside(usage.ext.get(home, {})) if field == "input" else 0
+        if value is None or not apart:
+            return value
+        return value - apart if home else max(0, value - apart)
+
+    def write(self, usage: ir.TokenCounts, notes: LossLedger) -> dict[str, Any]:
+        """Write token counters."""
+        out: dict[str, Any] = {}
+        for path, field in self.table.items():
+            value = self.native(usage, field, notes.target if notes.is_home else "")
+            value = 0 if value is None and field in self.needed and not notes.is_home else value
+            if value is not None:
+                head, _, tail = path.partition("/")
+                (out.setdefault(head, {}) if tail else out)[tail or head] = value
+        if notes.is_home:
+            added(out, usage, notes.target)
+        if self.total:
+            out.setdefault(self.total, (usage.input or 0) + (usage.output or 0))
+        return out
+
+
+def _pop_at(rest: dict[str, Any], path: str) -> int | None:
+    """Take a whole number at a path of one or two members."""
+    head, _, tail = path.partition("/")
+    if not tail:
+        found: int | None = pop(rest, head, int)
+        return found
+    inner = pop_inner(rest, head)
+    found = pop(inner, tail, int)
+    put_back(rest, head, inner)
+    return found

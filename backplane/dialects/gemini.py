@@ -8,6 +8,7 @@ object they belong.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -15,23 +16,33 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import ir
-from backplane.dialects.codec import (
-    Block,
-    Blocks,
+from backplane.dialects.common import (
+    EFFORT_BUDGETS,
+    FREE_TEXT,
+    MADE_ID,
+    NUMBER,
+    Calls,
     Counters,
-    Form,
-    Hole,
-    Members,
-    OptionDraft,
-    RequestOption,
-    Tools,
+    LossLedger,
+    added,
+    arguments_object,
+    bounded,
+    ext_of,
+    json_text,
+    lose_option,
+    members_of,
+    pop,
+    pop_inner,
+    pop_list,
+    put_back,
     snake,
+    take_options,
+    without_none,
 )
-from backplane.dialects.common import EFFORT_BUDGETS, MADE_ID, NUMBER, Calls, LossLedger, json_text
 from backplane.dialects.limits import CUT_CALL, ServerLimits, Spelling, calls_in
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure
-from backplane.dialects.vendor import TableDialect, outside
+from backplane.dialects.vendor import Dialect, outside, read_error, write_error
 from backplane.errors import TranslationError
 
 NAME: Final = "gemini"
@@ -72,6 +83,8 @@ STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
 
 ENDINGS: Final = Endings(STOPS, STOP_WORDS)
 MODES: Final = {"AUTO": "auto", "ANY": "required", "NONE": "none"}
+CALLED_ELSEWHERE: Final = frozenset({"executableCode", "codeExecutionResult", "toolCall"})
+"""Parts of tools that the vendor runs itself."""
 LEVELS: Final = {"MINIMAL": "minimal", "LOW": "low", "MEDIUM": "medium", "HIGH": "high"}
 
 LIMITS: Final = ServerLimits(
@@ -83,181 +96,261 @@ MEDIA_TYPES: Final = {"image": "image/png", "audio": "audio/wav", "video": "vide
 """Kind of media → the type written where the source says none."""
 
 
-# Parts ----------------------------------------------------------------------------------------------------------------
+SAME: Final[dict[str, tuple[type[Any], ...]]] = {
+    "maxOutputTokens": (int,), "temperature": NUMBER, "topP": NUMBER, "topK": NUMBER, "stopSequences": (list,),
+    "seed": (int,), "frequencyPenalty": NUMBER, "presencePenalty": NUMBER, "candidateCount": (int,),
+    "responseLogprobs": (bool,), "logprobs": (int,),
+}  # fmt: skip
+"""Members of `generationConfig` with the same value on both sides → types of the value."""
+OPTIONS: Final = {
+    "maxOutputTokens": "max_tokens", "topP": "top_p", "topK": "top_k", "stopSequences": "stop", "candidateCount": "n",
+    "frequencyPenalty": "frequency_penalty", "presencePenalty": "presence_penalty", "responseLogprobs": "logprobs",
+    "logprobs": "top_logprobs",
+}  # fmt: skip
+"""Member → option, where it has another name."""
+BOUNDS: Final[dict[str, tuple[Any, Any]]] = {
+    "maxOutputTokens": (1, None), "temperature": (0, 2), "topK": (1, None), "candidateCount": (1, 8),
+    "logprobs": (0, 20),
+}  # fmt: skip
+"""Member → least and most that the server takes."""
+STOPS_MAX: Final = 5
+ERROR: Final[dict[str, Json]] = {"code": 502, "status": "UNAVAILABLE"}
 
 
-def _write_thought(part: ir.Thinking, out: dict[str, Any], ledger: LossLedger) -> bool:
-    out["thought"] = True
-    return part.text != "" or ledger.is_home
+# Spelling -------------------------------------------------------------------------------------------------------------
+
+OPAQUE: Final = frozenset({
+    "args", "response", "parameters", "parametersJsonSchema", "parameters_json_schema", "responseSchema",
+    "response_schema", "responseJsonSchema", "response_json_schema", "labels",
+})  # fmt: skip
+"""Members whose values are not the vendor's own words."""
+_AFTER: Final = re.compile(r"(?<=[a-z0-9])_([a-z])")
 
 
-def _read_call(members: Members, fields: dict[str, Any]) -> bool:
-    fields |= {"name": fields.get("name", ""), "input": fields.get("input", {})}
-    return members.inner("functionCall") is not None
+def camel(value: Json, names: set[str] | None = None) -> Json:
+    """Return a document with its members in camelCase; `names` gets the names that were in snake_case."""
+    if type(value) is list:
+        return [camel(inner, names) for inner in value]
+    if type(value) is not dict:
+        return value
+    out = {}
+    for name, inner in value.items():
+        spelled = _AFTER.sub(lambda match: match[1].upper(), name) if "_" in name else name
+        if spelled in value or snake(spelled) != name:
+            spelled = name
+        if spelled != name and names is not None:
+            names.add(name)
+        out[spelled] = inner if name in OPAQUE else camel(inner, names)
+    return out
 
 
-def _write_call(part: ir.ToolUse, out: dict[str, Any], ledger: LossLedger) -> bool:
-    if not _own_id(part):
-        out["functionCall"].pop("id", None)
-    return True
+def snaked(value: Json, names: frozenset[str]) -> Json:
+    """Return a document with these members in snake_case."""
+    if type(value) is list:
+        return [snaked(inner, names) for inner in value]
+    if type(value) is not dict:
+        return value
+    return {
+        word if (word := snake(name)) in names else name: inner if name in OPAQUE else snaked(inner, names)
+        for name, inner in value.items()
+    }
+
+
+def spelled_at(at: str, document: Json) -> str:
+    """Return a pointer by the names that the document has, which may be in snake_case."""
+    out = ""
+    for step in at.split("/")[1:]:
+        if type(document) is dict:
+            step = snake(step) if step not in document and snake(step) in document else step
+            document = document.get(step)
+        elif type(document) is list and step.isdecimal() and int(step) < len(document):
+            document = document[int(step)]
+        else:
+            document = None
+        out += f"/{step}"
+    return out
+
+
+# Parts, read ----------------------------------------------------------------------------------------------------------
+
+
+def read_part(value: Json, at: str, calls: Calls) -> ir.Part:
+    """Read one part; a bare text is one, too."""
+    if type(value) is str:
+        return ir.Text(text=value, at=at)
+    rest = value.copy() if type(value) is dict else {}
+    proof = pop(rest, "thoughtSignature")
+    part = _read_part(rest, at, calls)
+    if part is not None:
+        return msgspec.structs.replace(part, signature=proof, at=at, ext=ext_of(NAME, rest))
+    kind = next(iter(value), "empty part") if type(value) is dict else "part"
+    if kind in CALLED_ELSEWHERE:
+        return ir.ServerTool(dialect=NAME, name=kind, payload=value, at=at)
+    return ir.Opaque(dialect=NAME, label=kind, payload=value, at=at)
+
+
+def _read_part(rest: dict[str, Any], at: str, calls: Calls) -> ir.Part | None:
+    """Read a part by the member that only its kind has; what is taken of it leaves `rest`."""
+    if type(rest.get("functionCall")) is dict:
+        body = rest["functionCall"].copy()
+        name, given = pop(body, "name") or "", pop(body, "args", dict)
+        call_id = pop(body, "id") if body.get("id") else None
+        put_back(rest, "functionCall", body)
+        if not body:
+            rest.pop("functionCall", None)
+        return ir.ToolUse(
+            id=calls.make(name) if call_id is None else call_id, id_made=call_id is None, name=name, input=given or {}
+        )
+    if type(rest.get("functionResponse")) is dict:
+        return _read_result(rest, f"{at}/functionResponse", calls)
+    for member, path, field in (("inlineData", "data", "data"), ("fileData", "fileUri", "url")):
+        body = pop_inner(rest, member)
+        if (found := pop(body, path)) is not None:
+            media_type, name = pop(body, "mimeType"), pop(body, "displayName")
+            head = (media_type or "").partition("/")[0]
+            kind: Any = head if head in ("image", "audio", "video") else "document"
+            put_back(rest, member, body)
+            return ir.Media(kind=kind, media_type=media_type, name=name, **{field: found})
+    if (text := pop(rest, "text")) is not None:
+        return ir.Thinking(text=text) if pop(rest, "thought", bool) is True else ir.Text(text=text)
+    return None
+
+
+def _read_result(rest: dict[str, Any], at: str, calls: Calls) -> ir.ToolOutput:
+    body = rest.pop("functionResponse").copy()
+    name, value = pop(body, "name"), pop(body, "response", dict)
+    call_id = pop(body, "id") if body.get("id") else None
+    content: tuple[ir.Part, ...] = ()
+    fields: dict[str, Any] = {}
+    if value is not None:
+        if len(value) == 1 and type(text := value.get("output", value.get("error"))) is str:
+            content = (ir.Text(text=text, at=f"{at}/response"),)
+            fields["is_error"] = True if "error" in value else None
+        else:
+            content, fields["value"] = (ir.Text(text=json_text(value), at=f"{at}/response"),), value
+    found = body.get("parts")
+    pictures = [read_part(one, f"{at}/parts/{place}", calls) for place, one in enumerate(found or ())]
+    if pictures and type(found) is list and all(isinstance(part, ir.Media) for part in pictures):
+        del body["parts"]
+        content += tuple(pictures)
+    if body:
+        rest["functionResponse"] = body
+    return ir.ToolOutput(
+        id=calls.answer(name or "") if call_id is None else call_id, id_made=call_id is None, name=name,
+        content=content, **fields,
+    )  # fmt: skip
+
+
+# Parts, written -------------------------------------------------------------------------------------------------------
+
+
+def write_part(part: ir.Part, notes: LossLedger) -> Json:
+    """Write one part; None, with a note, where this vendor has none like it."""
+    home = notes.is_home
+    out: dict[str, Any] | None = None
+    match part:
+        case ir.Opaque() | ir.ServerTool() if part.dialect == NAME:
+            return part.payload
+        case ir.Text():
+            out = {"text": part.text}
+        case ir.Refusal():
+            notes.degrade(part.at, "part", "its words are said as a text here")
+            out = {"text": part.text}
+        case ir.Thinking() if part.redacted is None and (part.text or home):
+            out = {"text": part.text, "thought": True}
+        case ir.ToolUse():
+            out = {"functionCall": {"name": part.name, "args": arguments_object(part, notes), **_own_id(part)}}
+        case ir.ToolOutput():
+            out = {"functionResponse": _write_result(part, notes)}
+        case ir.Media() if part.data is not None or part.url is not None:
+            out = _write_media(part, notes)
+        case ir.Media() if part.text is not None and not home:
+            notes.degrade(part.at, "media", "its words are said as a text here")
+            out = {"text": part.text}
+    if out is None:
+        notes.lose_part(part)
+        return None
+    if part.signature is not None and home:
+        out["thoughtSignature"] = part.signature
+    return added(out, part, NAME) if home else out
 
 
 def _own_id(part: ir.ToolUse | ir.ToolOutput) -> dict[str, str]:
     return {} if part.id_made or part.id.startswith(MADE_ID) else {"id": part.id}
 
 
-def _read_result(members: Members, fields: dict[str, Any]) -> bool:
-    body = members.inner("functionResponse")
-    if body is None:
-        return False
-    value = body.take("response", dict)
-    content: tuple[ir.Part, ...] = ()
-    if value is not None:
-        at = f"{body.at}/response"
-        if len(value) == 1 and type(text := value.get("output", value.get("error"))) is str:
-            content = (ir.Text(text=text, at=at),)
-            fields["is_error"] = True if "error" in value else None
-        else:
-            content, fields["value"] = (ir.Text(text=json_text(value), at=at),), value
-    pictures = body.look("parts")
-    found = tuple(PARTS.read(one, f"{body.at}/parts/{place}")
-                  for place, one in enumerate(pictures if type(pictures) is list else ()))  # fmt: skip
-    if found and all(isinstance(part, ir.Media) for part in found):
-        body.forget("parts")
-        content += found
-    fields["content"] = content
-    return True
-
-
-def _write_result(part: ir.ToolOutput, out: dict[str, Any], ledger: LossLedger) -> bool:
+def _write_result(part: ir.ToolOutput, notes: LossLedger) -> dict[str, Any]:
     body: dict[str, Any] = {**_own_id(part), "name": "unknown" if part.name is None else part.name}
     texts = [inner.text for inner in part.content if isinstance(inner, ir.Text)]
     is_value = type(part.value) is dict and texts == [json_text(part.value)]
     media: list[Json] = []
     for inner in part.content:
-        if isinstance(inner, ir.Text):
-            ledger.put_ext(inner, {})
-        elif isinstance(inner, ir.Media) and (made := PARTS.write(inner, ledger)) is not None:
+        if isinstance(inner, ir.Media) and (made := write_part(inner, notes)) is not None:
             (texts if "text" in made else media).append(made.get("text", made))
-        elif not isinstance(inner, ir.Media):
-            ledger.lose_part(inner)
+        elif not isinstance(inner, ir.Text | ir.Media):
+            notes.lose_part(inner)
     if media:
         body["parts"] = media
     if is_value:
         body["response"] = part.value
-    elif part.content or not ledger.is_home:
+    elif part.content or not notes.is_home:
         body["response"] = {"error" if part.is_error else "output": "\n".join(texts)}
-    out["functionResponse"] = body
-    return True
+    return body
 
 
-def _read_media(members: Members, fields: dict[str, Any]) -> bool:
-    head = (fields.get("media_type") or "").partition("/")[0]
-    fields["kind"] = head if head in ("image", "audio", "video") else "document"
-    return True
+def _write_media(part: ir.Media, notes: LossLedger) -> dict[str, Any]:
+    member, path = ("inlineData", "data") if part.data is not None else ("fileData", "fileUri")
+    media_type = part.media_type
+    if media_type is None and not notes.is_home:
+        media_type = MEDIA_TYPES.get(part.kind, "application/pdf")
+        notes.synthesise(part.at, "media", f"media have a type here: {media_type}")
+    name = part.name if notes.is_home else None
+    body = {path: part.url if part.data is None else part.data, "mimeType": media_type, "displayName": name}
+    return {member: without_none(body)}
 
 
-def _write_media(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
-    (body,) = out.values()
-    if not ledger.is_home:
-        body.pop("displayName", None)
-        if part.media_type is None:
-            body["mimeType"] = MEDIA_TYPES.get(part.kind, "application/pdf")
-            ledger.synthesise(part.at, "media", f"media have a type here: {body['mimeType']}")
-    return True
-
-
-PARTS: Final = Blocks(NAME, (
-    Block("functionCall", ir.ToolUse, {"functionCall/name": "name", "functionCall/args": "input",
-                                       "functionCall/id": "id"},
-          types={"input": (dict,)}, read=_read_call, write=_write_call),
-    Block("functionResponse", ir.ToolOutput, {"functionResponse/name": "name", "functionResponse/id": "id"},
-          read=_read_result, write=_write_result),
-    *(Block(member, ir.Media, {f"{member}/{path}!": field, f"{member}/mimeType": "media_type",
-                               f"{member}/displayName": "name"}, read=_read_media, write=_write_media)
-      for member, path, field in (("inlineData", "data", "data"), ("fileData", "fileUri", "url"))),
-    Block("thought", ir.Thinking, {"text!": "text"}, write=_write_thought,
-          read=lambda members, fields: members.take("thought", bool) is True),
-    Block("text", ir.Text, {"text!": "text"}),
-), tag="", signature="thoughtSignature", is_server_tool=lambda kind: kind in (
-    "executableCode", "codeExecutionResult", "executable_code", "code_execution_result", "toolCall"))  # fmt: skip
+def write_parts(parts: tuple[ir.Part, ...], notes: LossLedger) -> list[Json]:
+    """Write parts; those that this vendor has no word for are left out."""
+    made = ((part, write_part(part, notes)) for part in parts)
+    return [one for part, one in made if one is not None or getattr(part, "dialect", "") == NAME]
 
 
 # Contents -------------------------------------------------------------------------------------------------------------
-
-
-def read_part(value: Json, at: str, calls: Calls) -> ir.Part:
-    """Read one part; a bare text is one, too."""
-    return ir.Text(text=value, at=at) if type(value) is str else PARTS.read(value, at, calls)
 
 
 def read_message(value: Json, at: str, calls: Calls, role: ir.Role | None = None) -> ir.Message:
     """Read one content; without a role it says its own, which is `tool` where a user's holds only results."""
     if type(value) is str:
         return ir.Message(role=role or "user", parts=(ir.Text(text=value, at=at),), flat=True, at=at)
-    members = Members(value, at)
-    native_role = members.take("role")
-    found = members.take("parts", list) or ()
+    rest = members_of(value, at)
+    native, found = pop(rest, "role"), pop(rest, "parts", list) or ()
     parts = tuple(read_part(part, f"{at}/parts/{place}", calls) for place, part in enumerate(found))
     if role is None:
-        role = ROLES.get(native_role or "", "user")
+        role = ROLES.get(native or "", "user")
         if role == "user" and parts and all(isinstance(part, ir.ToolOutput) for part in parts):
             role = "tool"
-    return ir.Message(role=role, parts=parts, native_role=native_role, at=at, ext=members.ext(NAME))
+    return ir.Message(role=role, parts=parts, native_role=native, at=at, ext=ext_of(NAME, rest))
 
 
-def write_message(message: ir.Message, ledger: LossLedger, role: ir.Role | None = None) -> Json:
-    """Write one content.
-
-    Args:
-        role: the role that the content was given when it was read.
-    """
-    native, mine = message.native_role, message.role
+def write_message(message: ir.Message, notes: LossLedger) -> Json:
+    """Write one content."""
+    native, mine, home = message.native_role, message.role, notes.is_home
+    if home and message.flat and len(message.parts) == 1 and type(message.parts[0]) is ir.Text:
+        return message.parts[0].text
     fits = ROLES.get(native or "", mine) == mine or mine == "system" or (native, mine) == ("user", "tool")
     out: dict[str, Any] = {"role": "model" if mine == "assistant" else "user"}
-    if ledger.is_home and native is not None and fits:
-        out["role"] = native
-    out["parts"] = PARTS.write_all(message.parts, ledger)
-    ledger.put_ext(message, out)
-    return out
+    if home and fits and (native is not None or message.at):
+        out = {} if native is None else {"role": native}
+    out["parts"] = write_parts(message.parts, notes)
+    return added(out, message, NAME) if home else out
 
 
-def read_messages(members: Members, calls: Calls) -> list[ir.Message]:
-    """Take the system text and the contents of a request."""
-    messages: list[ir.Message] = []
-    at = members.place("systemInstruction")
-    if (system := members.take("systemInstruction", dict, str)) is not None:
-        messages.append(read_message(system, at, calls, "system"))
-    if (text := members.take("contents")) is not None:
-        part = ir.Text(text=text, at="/contents")
-        return [*messages, ir.Message(role="user", parts=(part,), flat=True, at="/contents")]
-    found = members.need("contents")
-    return [*messages, *(read_message(content, f"/contents/{place}", calls) for place, content in enumerate(found))]
-
-
-def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: LossLedger) -> None:
-    """Write the contents and, outside of them, the system text."""
-    messages = _with_names(conversation.messages, ledger)
-    system, others = outside(messages, ledger, lambda message: message.at.startswith("/contents/"))
-    if system is not None and ledger.is_home:
-        out["systemInstruction"] = write_message(system, ledger, "system")
-    elif system is not None:
-        out["systemInstruction"] = {"parts": PARTS.write_all(system.parts, ledger)}
-    out["contents"] = []
-    for message in others:
-        written = write_message(message, ledger)
-        if type(written) is dict and not written.get("parts") and not ledger.is_home:
-            ledger.drop(message.at, "part", "a content without parts is refused here")
-        else:
-            out["contents"].append(written)
-
-
-def _with_names(messages: tuple[ir.Message, ...], ledger: LossLedger) -> tuple[ir.Message, ...]:
+def _with_names(messages: tuple[ir.Message, ...], notes: LossLedger) -> tuple[ir.Message, ...]:
     """Name the tool of each result, which is known elsewhere by the id of the call."""
     names = {call.id: call.name for call in calls_in(messages)}
 
     def named(part: ir.Part) -> ir.Part:
-        if not isinstance(part, ir.ToolOutput) or part.name is not None or (ledger.is_home and part.at):
+        if not isinstance(part, ir.ToolOutput) or part.name is not None or (notes.is_home and part.at):
             return part
         return msgspec.structs.replace(part, name=names.get(part.id))
 
@@ -270,101 +363,225 @@ def _with_names(messages: tuple[ir.Message, ...], ledger: LossLedger) -> tuple[i
 # Requests -------------------------------------------------------------------------------------------------------------
 
 
-def _read_format(members: Members) -> tuple[Any, str] | None:
-    """Take the form of the answer: a media type, and a schema under either of its two names."""
-    mime = members.look("generationConfig/responseMimeType")
-    body = members.inner("generationConfig")
-    if body is None or mime not in ("application/json", "text/plain"):
-        return None
-    form: dict[str, Any] = {"type": "text" if mime == "text/plain" else "json"}
-    at = body.place("responseMimeType")
-    for name, read in (("responseJsonSchema", dict), ("responseSchema", lower_types)):
-        if form["type"] == "json" and type(body.look(name)) is dict:
-            at = body.place(name)
-            form = {"type": "schema", "schema": read(body.take(name, dict))}
-    body.forget("responseMimeType")
-    return form, at
-
-
-def _write_format(value: Any, draft: OptionDraft) -> None:
-    mime = "text/plain" if value["type"] == "text" else "application/json"
-    draft.put("generationConfig/responseMimeType", mime)
-    if value["type"] == "schema" and "schema" in value:
-        draft.put("generationConfig/responseJsonSchema", value["schema"])
-
-
-def _write_effort(value: Any, draft: OptionDraft) -> None:
-    words = {word: level for level, word in LEVELS.items()}
-    if draft.is_home and value in words:
-        draft.put("generationConfig/thinkingConfig/thinkingLevel", words[value])
-    elif "reasoning_budget" in draft.conversation.options:
-        draft.drop("the budget says how long to think", value, "option")
-    elif value in EFFORT_BUDGETS:
-        draft.degrade(f"the word became {EFFORT_BUDGETS[value]} tokens for thinking", value)
-        draft.put("generationConfig/thinkingConfig/thinkingBudget", EFFORT_BUDGETS[value])
+def read_request(document: Json) -> ir.Conversation:
+    """Read a request."""
+    names: set[str] = set()
+    rest, calls = members_of(camel(document, names)), Calls()
+    messages: list[ir.Message] = []
+    if (system := pop(rest, "systemInstruction", dict, str)) is not None:
+        messages.append(read_message(system, "/systemInstruction", calls, "system"))
+    if (text := pop(rest, "contents")) is not None:
+        messages.append(read_message(text, "/contents", calls))
     else:
-        draft.drop("no such effort here", value)
+        found = pop_list(rest, "contents")
+        messages += [read_message(one, f"/contents/{place}", calls) for place, one in enumerate(found)]
+    tools = pop(rest, "tools", list) if rest.get("tools") else ()  # an empty list stays, so that it is written again
+    config = pop_inner(rest, "generationConfig")
+    options, places = take_options(config, SAME, OPTIONS, "/generationConfig")
+    _read_options(config, options, places)
+    put_back(rest, "generationConfig", config)
+    _read_choice(rest, options, places)
+    return ir.Conversation(
+        dialect=NAME, messages=tuple(messages), model=pop(rest, "model"), options=options, options_at=places,
+        tools=tuple(tool for place, one in enumerate(tools or ()) for tool in read_tools(one, f"/tools/{place}")),
+        spelled=frozenset(names), ext=ext_of(NAME, rest),
+    )  # fmt: skip
 
 
-def _write_parallel(value: Any, draft: OptionDraft) -> None:
-    if not value:
-        draft.drop("several calls in one turn cannot be forbidden here", value, "option")
+def read_tools(value: Json, at: str) -> list[ir.ToolSpec]:
+    """Read an entry of the list of tools; any other than a list of functions is run by the vendor."""
+    found = value.get("functionDeclarations") if type(value) is dict and len(value) == 1 else None
+    tools = [_read_tool(one, f"{at}/functionDeclarations/{place}") for place, one in enumerate(found or ())]
+    if type(found) is list and found and all(tool is not None for tool in tools):
+        return [tool for tool in tools if tool is not None]
+    said = next(iter(value), "empty") if type(value) is dict else "unreadable"
+    return [ir.ToolSpec(name=said, kind="server", payload=value, at=at)]
 
 
-TOOL_HOLE: Final = Hole("name")
-OPTIONS: Final = (
-    RequestOption("generationConfig/maxOutputTokens", "max_tokens", (int,), least=1),
-    RequestOption("generationConfig/temperature", "temperature", NUMBER, least=0, most=2),
-    RequestOption("generationConfig/topP", "top_p", NUMBER),
-    RequestOption("generationConfig/topK", "top_k", NUMBER, least=1),
-    RequestOption("generationConfig/stopSequences", "stop", (list,), most=5),
-    RequestOption("generationConfig/seed", "seed", (int,)),
-    RequestOption("generationConfig/frequencyPenalty", "frequency_penalty", NUMBER),
-    RequestOption("generationConfig/presencePenalty", "presence_penalty", NUMBER),
-    RequestOption("generationConfig/candidateCount", "n", (int,), least=1, most=8),
-    RequestOption("generationConfig/responseLogprobs", "logprobs", (bool,)),
-    RequestOption("generationConfig/logprobs", "top_logprobs", (int,), least=0, most=20),
-    RequestOption("generationConfig/thinkingConfig/thinkingBudget", "reasoning_budget", (int,)),
-    RequestOption("generationConfig/thinkingConfig/includeThoughts", "reasoning_shown", (bool,)),
-    RequestOption(
-        "generationConfig/thinkingConfig/thinkingLevel", "reasoning_effort", words=LEVELS, write=_write_effort
-    ),
-    RequestOption("", "response_format", read=_read_format, write=_write_format),
-    RequestOption("toolConfig/functionCallingConfig", "tool_choice", forms=(
-        Form({"mode": "ANY", "allowedFunctionNames": [TOOL_HOLE]}, {"mode": "tool", "name": TOOL_HOLE}),
-        *(Form({"mode": mode}, {"mode": word}) for mode, word in MODES.items()))),
-    RequestOption("", "stream", write=lambda value, draft: draft.degrade(
-        "whether to stream is said by the URL here", value, "transport")),
-    RequestOption("", "parallel_tool_calls", write=_write_parallel),
-)  # fmt: skip
+def _read_tool(value: Json, at: str) -> ir.ToolSpec | None:
+    rest = value.copy() if type(value) is dict else {}
+    name, text, schema = pop(rest, "name"), pop(rest, "description"), pop(rest, "parametersJsonSchema", dict)
+    if name is None:
+        return None
+    if schema is None and type(rest.get("parameters")) is dict:
+        schema = json_schema(rest["parameters"])  # The vendor's own form stays native, to be written again.
+    return ir.ToolSpec(name=name, description=text, schema=schema, at=at, ext=ext_of(NAME, rest))
 
 
-def _read_schema(members: Members, fields: dict[str, Any]) -> bool:
-    """Read a schema under the other of its two names, in the other of two dialects."""
-    if "schema" not in fields and (own := members.take("parameters", dict)) is not None:
-        fields["schema"] = lower_types(own)
-    return True
-
-
-def lower_types(schema: Json) -> Json:
-    """Write the vendor's own schema dialect as JSON Schema: types in lower case."""
-    if isinstance(schema, list):
-        return [lower_types(item) for item in schema]
-    if not isinstance(schema, dict):
+def json_schema(schema: Json) -> Json:
+    """Return a schema of the vendor's own dialect as JSON Schema: types in lower case, null as a type."""
+    if type(schema) is list:
+        return [json_schema(inner) for inner in schema]
+    if type(schema) is not dict:
         return schema
-    out = {}
+    out: dict[str, Json] = {}
     for key, value in schema.items():
-        if key == "type" and isinstance(value, str):
-            out[key] = value.lower()
-        else:
-            out[key] = value if key in ("enum", "required", "example", "default") else lower_types(value)
+        name = _AFTER.sub(lambda match: match[1].upper(), key)
+        if name == "properties" and type(value) is dict:
+            out[name] = {member: json_schema(inner) for member, inner in value.items()}
+        elif name == "type" and type(value) is str:
+            out[name] = value.lower()
+        elif name not in ("nullable", "propertyOrdering"):
+            out[name] = value if name in ("enum", "required", "example", "default") else json_schema(value)
+    if schema.get("nullable") is True and type(out.get("type")) is str:
+        out["type"] = [out["type"], "null"]
     return out
 
 
-TOOLS: Final = Tools(
-    PARTS, {"name": "name", "description": "description", "schema": "parametersJsonSchema"},
-    listed="functionDeclarations", read_more=_read_schema,
-)  # fmt: skip
+def _read_options(config: dict[str, Any], options: dict[str, Any], places: dict[str, str]) -> None:
+    """Take the options of `generationConfig` that have another form elsewhere."""
+    head = "/generationConfig"
+    thinking = pop_inner(config, "thinkingConfig")
+    for member, name, kind in (
+        ("thinkingBudget", "reasoning_budget", int),
+        ("includeThoughts", "reasoning_shown", bool),
+    ):
+        if (value := pop(thinking, member, kind)) is not None:
+            options[name], places[name] = value, f"{head}/thinkingConfig/{member}"
+    if type(level := thinking.get("thinkingLevel")) is str and level in LEVELS:
+        del thinking["thinkingLevel"]
+        options["reasoning_effort"], places["reasoning_effort"] = LEVELS[level], f"{head}/thinkingConfig/thinkingLevel"
+    put_back(config, "thinkingConfig", thinking)
+    if (mime := config.get("responseMimeType")) not in ("application/json", "text/plain"):
+        return
+    del config["responseMimeType"]
+    form: dict[str, Any] = {"type": "text" if mime == "text/plain" else "json"}
+    at = f"{head}/responseMimeType"
+    if form["type"] == "json" and (schema := pop(config, "responseJsonSchema", dict)) is not None:
+        form, at = {"type": "schema", "schema": schema}, f"{head}/responseJsonSchema"
+    elif form["type"] == "json" and type(own := config.get("responseSchema")) is dict:
+        form, at = {"type": "schema", "schema": json_schema(own)}, f"{head}/responseSchema"
+    options["response_format"], places["response_format"] = form, at
+
+
+def _read_choice(rest: dict[str, Any], options: dict[str, Any], places: dict[str, str]) -> None:
+    """Take which tool the model has to call."""
+    config = pop_inner(rest, "toolConfig")
+    choice: dict[str, Any] | None = None
+    match config.get("functionCallingConfig"):
+        case {"mode": "ANY", "allowedFunctionNames": [str(name)], **more} if not more:
+            choice = {"mode": "tool", "name": name}
+        case {"mode": "AUTO" | "ANY" | "NONE" as mode, **other} if not other:
+            choice = {"mode": MODES[mode]}
+    if choice is not None:
+        del config["functionCallingConfig"]
+        options["tool_choice"], places["tool_choice"] = choice, "/toolConfig/functionCallingConfig"
+    put_back(rest, "toolConfig", config)
+
+
+def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str, Any]:
+    """Write a request."""
+    home = notes.is_home
+    out: dict[str, Any] = {} if conversation.model is None else {"model": conversation.model}
+    messages = _with_names(conversation.messages, notes)
+    system, others = outside(messages, notes, lambda message: message.at.startswith("/contents/"))
+    if system is not None:
+        out["systemInstruction"] = write_message(system, notes) if home else {"parts": write_parts(system.parts, notes)}
+    contents = [(message, write_message(message, notes)) for message in others]
+    for message, written in contents:
+        if not home and type(written) is dict and not written.get("parts"):
+            notes.drop(message.at, "part", "a content without parts is refused here")
+    out["contents"] = [written for _, written in contents if home or type(written) is not dict or written.get("parts")]
+    if home and [message.at for message in others] == ["/contents"] and type(out["contents"][0]) is str:
+        (out["contents"],) = out["contents"]
+    if tools := write_tools(conversation.tools, notes):
+        out["tools"] = tools
+    _write_options(conversation, out, notes)
+    if home:
+        spelled: dict[str, Any] = snaked(added(out, conversation, NAME), conversation.spelled)
+        return spelled
+    proved, places = prove_calls(out)
+    for place in places:
+        notes.synthesise(place, "signature", NO_PROOF)
+    return proved
+
+
+def write_tools(tools: tuple[ir.ToolSpec, ...], notes: LossLedger) -> list[Json]:
+    """Write the list of tools: functions together, as they were read; what another vendor runs itself is a loss."""
+    out: list[Any] = []
+    listed: dict[str, list[Json]] = {}
+    for tool in tools:
+        if tool.kind == "server" and notes.is_home:
+            out.append(tool.payload)
+        elif tool.kind == "server":
+            notes.drop(tool.at, "tool", f"{tool.name} is run by {notes.source} itself", tool.payload)
+        else:
+            group = tool.at.rpartition("/")[0] if notes.is_home else ""
+            if group not in listed:
+                listed[group] = []
+                out.append({"functionDeclarations": listed[group]})
+            listed[group].append(_write_tool(tool, notes))
+    return out
+
+
+def _write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
+    own = tool.ext.get(NAME, {}).get("parameters") if notes.is_home else None
+    is_own = own is not None and json_schema(own) == tool.schema
+    schema = tool.schema if tool.kind == "function" else FREE_TEXT
+    if tool.kind != "function":
+        notes.degrade(tool.at, "tool", "a tool for free text takes an object with the member input here")
+    out = {"name": tool.name, "description": tool.description, "parametersJsonSchema": None if is_own else schema}
+    if own is not None and not is_own:
+        tool = msgspec.structs.replace(tool, ext={})
+    return added(without_none(out), tool, NAME) if notes.is_home else without_none(out)
+
+
+def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: LossLedger) -> None:
+    home, left, at = notes.is_home, dict(conversation.options), conversation.options_at
+    config: dict[str, Any] = {}
+    for member in SAME:
+        name = OPTIONS.get(member, member)
+        if (value := left.pop(name, None)) is None:
+            continue
+        if name == "stop":
+            more = [] if home else list(value[STOPS_MAX:])
+            if more:
+                lose_option(notes, at, name, more, f"more than {STOPS_MAX} are refused here")
+            config[member] = list(value[: len(value) - len(more)])
+        else:
+            config[member] = value if home else bounded(value, *BOUNDS.get(member, (None, None)), notes, at, name)
+    if thinking := _write_thinking(left, notes, at):
+        config["thinkingConfig"] = thinking
+    if (form := left.pop("response_format", None)) is not None:
+        config["responseMimeType"] = "text/plain" if form["type"] == "text" else "application/json"
+        own = conversation.ext.get(NAME, {}).get("generationConfig", {}).get("responseSchema") if home else None
+        if "schema" in form and (own is None or json_schema(own) != form["schema"]):
+            config["responseJsonSchema"] = form["schema"]
+    if config:
+        out["generationConfig"] = config
+    if (choice := left.pop("tool_choice", None)) is not None:
+        modes = {word: mode for mode, word in MODES.items()}
+        one = {"mode": "ANY", "allowedFunctionNames": [choice.get("name")]}
+        calling = one if choice["mode"] == "tool" else {"mode": modes[choice["mode"]]}
+        out["toolConfig"] = {"functionCallingConfig": calling}
+    if left.pop("parallel_tool_calls", None) is False:
+        reason = "several calls in one turn cannot be forbidden here"
+        notes.drop(at.get("parallel_tool_calls", "/parallel_tool_calls"), "option", reason, False)
+    if "stream" in left:
+        reason = "whether to stream is said by the URL here"
+        notes.degrade(at.get("stream", "/stream"), "transport", reason, left.pop("stream"))
+    for name, value in left.items():
+        lose_option(notes, at, name, value)
+
+
+def _write_thinking(left: dict[str, Any], notes: LossLedger, at: Mapping[str, str]) -> dict[str, Any]:
+    budget, shown = left.pop("reasoning_budget", None), left.pop("reasoning_shown", None)
+    effort = left.pop("reasoning_effort", None)
+    out = without_none({"thinkingBudget": budget, "includeThoughts": shown})
+    words = {word: level for level, word in LEVELS.items()}
+    place = at.get("reasoning_effort", "/reasoning_effort")
+    if effort is None:
+        return out
+    if notes.is_home and effort in words:
+        out["thinkingLevel"] = words[effort]
+    elif budget is not None:
+        notes.drop(place, "option", "the budget says how long to think", effort)
+    elif effort in EFFORT_BUDGETS:
+        notes.degrade(place, "option_value", f"the word became {EFFORT_BUDGETS[effort]} tokens for thinking", effort)
+        out["thinkingBudget"] = EFFORT_BUDGETS[effort]
+    else:
+        lose_option(notes, at, "reasoning_effort", effort, "no such effort here")
+    return out
 
 
 # Proofs ---------------------------------------------------------------------------------------------------------------
@@ -407,94 +624,72 @@ def _unproved(content: Json) -> int | None:
     return None if proved or not found else found[0][0]
 
 
-def _with_proofs(out: dict[str, Any], conversation: ir.Conversation, ledger: LossLedger) -> None:
-    proved, places = prove_calls(out) if ledger.source else (out, ())
-    for place in places:
-        ledger.synthesise(place, "signature", NO_PROOF)
-    out.update(proved)
-
-
 NO_PROOF: Final = "a call of another model has no signature; the vendor's stand-in for one is sent"
-
-
-# Spelling -------------------------------------------------------------------------------------------------------------
-
-
-def respelled(value: Json, like: Json) -> Json:
-    """Return a document with its members spelled as those of another one, whose members may be in snake_case."""
-    names = _snake_names(like)
-    return _spelled(value, names) if names else value
-
-
-def _snake_names(value: Json) -> set[str]:
-    if isinstance(value, list):
-        return {name for inner in value for name in _snake_names(inner)}
-    if not isinstance(value, dict):
-        return set()
-    return {name for name in value if "_" in name} | {name for inner in value.values() for name in _snake_names(inner)}
-
-
-def _spelled(value: Json, names: set[str]) -> Json:
-    if isinstance(value, list):
-        return [_spelled(inner, names) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    return {word if (word := snake(name)) in names else name: _spelled(inner, names) for name, inner in value.items()}
 
 
 # Answers --------------------------------------------------------------------------------------------------------------
 
+USAGE: Final = Counters({
+    "promptTokenCount": "input", "candidatesTokenCount": "output", "thoughtsTokenCount": "reasoning",
+    "cachedContentTokenCount": "cache_read",
+}, total="totalTokenCount", apart={"output": ("reasoning",)}, beside_input="toolUsePromptTokenCount")  # fmt: skip
 
-def read_candidates(members: Members, calls: Calls) -> tuple[ir.Candidate, ...]:
-    """Take what an answer says and why it ended; a prompt that was refused has no candidate, only a reason."""
-    found = members.take("candidates", list)
-    feedback = members.find("promptFeedback")
-    if found is None and feedback not in members.rest and members.find("usageMetadata") not in members.rest:
+
+def read_answer(document: Json) -> ir.Answer:
+    """Read a response; a prompt that was refused has no candidate, only a reason."""
+    names: set[str] = set()
+    whole = members_of(camel(document, names))
+    rest, calls = whole.copy(), Calls()
+    if (failed := read_error(whole, rest, "candidates", NAME)) is not None:
+        return msgspec.structs.replace(failed, spelled=frozenset(names))
+    found = pop(rest, "candidates", list)
+    if found is None and not rest.keys() & {"promptFeedback", "usageMetadata"}:
         raise TranslationError("dialect_mapping_failed", "no candidates", hint="check --from and --kind")
-    if not found and feedback in members.rest:
+    candidates = tuple(_read_candidate(one, place, calls) for place, one in enumerate(found or ()))
+    if not found and "promptFeedback" in rest:
         blocked = ir.Message(role="assistant", parts=())
-        return (ir.Candidate(message=blocked, stop="content_filter", stop_at=f"/{feedback}"),)
-    return tuple(_read_candidate(one, place, calls) for place, one in enumerate(found or ()))
+        candidates = (ir.Candidate(message=blocked, stop="content_filter", stop_at="/promptFeedback"),)
+    error, usage = rest.get("error"), pop(rest, "usageMetadata", dict)
+    words = error.get("message") if type(error) is dict else error
+    return ir.Answer(
+        dialect=NAME, candidates=candidates, error=words if type(words) is str else None, id=pop(rest, "responseId"),
+        model=pop(rest, "modelVersion"), usage=None if usage is None else USAGE.read(usage, "/usageMetadata", NAME),
+        spelled=frozenset(names), ext=ext_of(NAME, rest),
+    )  # fmt: skip
 
 
 def _read_candidate(candidate: Json, place: int, calls: Calls) -> ir.Candidate:
     at = f"/candidates/{place}"
-    members = Members(candidate, at, spell=True)
-    members.skip("index", place)
-    content = members.take("content", dict)
+    rest = members_of(candidate, at)
+    if type(rest.get("index")) is int and rest["index"] == place:
+        del rest["index"]
+    content, raw = pop(rest, "content", dict), pop(rest, "finishReason")
     message = ir.Message(role="assistant", parts=())
     if content is not None:
         message = read_message(content, f"{at}/content", calls, "assistant")
-    stop_at = members.place("finishReason")
-    raw = members.take("finishReason")
     return ir.Candidate(
-        message=message, stop=ENDINGS.read(raw, message.parts), stop_raw=raw, stop_at=stop_at, at=at,
-        ext=members.ext(NAME),
+        message=message, stop=ENDINGS.read(raw, message.parts), stop_raw=raw, stop_at=f"{at}/finishReason", at=at,
+        ext=ext_of(NAME, rest),
     )  # fmt: skip
 
 
-def write_candidates(answer: ir.Answer, out: dict[str, Any], ledger: LossLedger) -> None:
-    """Write what an answer says and why it ended."""
-    feedback = {"promptFeedback", "prompt_feedback"} & answer.ext.get(NAME, {}).keys()
-    is_blocked = ledger.is_home and feedback and not answer.candidates[0].message.parts
+def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
+    """Write a response."""
+    home = notes.is_home
+    if answer.error is not None and not answer.candidates:
+        written: dict[str, Any] = snaked(write_error(answer, notes, ERROR, {}), answer.spelled)
+        return written
+    is_blocked = home and "promptFeedback" in answer.ext.get(NAME, {}) and not answer.candidates[0].message.parts
+    out = without_none({"responseId": answer.id, "modelVersion": answer.model})
     out["candidates"] = []
     for place, candidate in enumerate(answer.candidates[1:] if is_blocked else answer.candidates):
-        one: dict[str, Any] = {"content": write_message(candidate.message, ledger, "assistant"), "index": place}
-        if (word := ENDINGS.write(candidate, ledger)) is not None:
+        one: dict[str, Any] = {"content": write_message(candidate.message, notes), "index": place}
+        if (word := ENDINGS.write(candidate, notes)) is not None:
             one["finishReason"] = word
-        ledger.put_ext(candidate, one)
-        out["candidates"].append(one)
-
-
-USAGE: Final = Counters({
-    "promptTokenCount": "input", "candidatesTokenCount": "output", "thoughtsTokenCount": "reasoning",
-    "cachedContentTokenCount": "cache_read",
-}, total="totalTokenCount", apart={"output": ("reasoning",)}, beside_input="toolUsePromptTokenCount",
-    spell=True)  # fmt: skip
-PLACES: Final = {
-    "id": "responseId", "model": "modelVersion", "usage": "usageMetadata", "signature": "thoughtSignature",
-    "candidates": "candidates",
-}  # fmt: skip
+        out["candidates"].append(added(one, candidate, NAME) if home else one)
+    if answer.usage is not None:
+        out["usageMetadata"] = USAGE.write(answer.usage, notes)
+    return snaked(added(out, answer, NAME), answer.spelled) if home else out
 
 
 # Streams, read --------------------------------------------------------------------------------------------------------
@@ -607,7 +802,7 @@ class StreamReader(BlockReader):
         usage = _said(chunk, "usageMetadata")
         if usage is not None and usage != self.usage:
             self.usage = usage
-            out += self.count(usage, "/usageMetadata")
+            out += self.count(camel(usage), "/usageMetadata")
         self._note(chunk, HEAD, None, out)
         if not found and _said(chunk, "promptFeedback") is not None:
             out.append(ir.Stopped(stop="content_filter", at="/promptFeedback"))
@@ -647,8 +842,8 @@ class StreamReader(BlockReader):
     def _part(self, state: _Candidate, part: Json, at: str) -> list[ir.StreamEvent]:
         call = _said(part, "functionCall") if type(part) is dict else None
         if type(call) is dict and (not PIECES.isdisjoint(call) or (state.call is not None and "name" not in call)):
-            return self._piece(state, part, Members(call, f"{at}/functionCall", spell=True), at)
-        read = read_part(part, at, self.ids)
+            return self._piece(state, part, camel(call), at)
+        read = read_part(camel(part), at, self.ids)
         if isinstance(read, ir.Text | ir.Thinking):
             return self._text(state, read)
         out = self._close(state)
@@ -711,18 +906,18 @@ class StreamReader(BlockReader):
             text = seen.pass_on()
         return [self.more(state.number, text)] if text else []
 
-    def _piece(self, state: _Candidate, part: Json, call: Members, at: str) -> list[ir.StreamEvent]:
-        out = self._close(state) if "name" in call.rest else []
+    def _piece(self, state: _Candidate, part: Json, call: Any, at: str) -> list[ir.StreamEvent]:
+        out = self._close(state) if "name" in call else []
         if state.call is None:
             out += self._close(state)
-            read: Any = PARTS.read(part, at, self.ids)
+            read: Any = read_part(camel(part), at, self.ids)
             state.args = dict(read.input)
             state.call = msgspec.structs.replace(read, input={}, ext={})
             out += self.begin(state.number, state.call, state.number)
-        for piece in call.take("partialArgs", list) or ():
+        for piece in pop(call, "partialArgs", list) or ():
             if type(piece) is dict:
-                put_piece(state.args, Members(piece, at, spell=True))
-        return out if call.take("willContinue", bool) else [*out, *self._close(state)]
+                put_piece(state.args, camel(piece))
+        return out if pop(call, "willContinue", bool) else [*out, *self._close(state)]
 
     def _close(self, state: _Candidate) -> list[ir.StreamEvent]:
         if state.call is None:
@@ -731,11 +926,11 @@ class StreamReader(BlockReader):
         return [self.more(state.number, json_text(whole.input), "arguments"), *self.end(state.number, whole)]
 
 
-def put_piece(args: dict[Any, Any], piece: Members) -> None:
+def put_piece(args: dict[Any, Any], piece: Any) -> None:
     """Put one piece of arguments where its path says, lists by their indices; texts go on where they ended."""
     steps = [int(index) if index else name or quoted for name, index, quoted in
-             _STEP.findall(piece.take("jsonPath") or "")]  # fmt: skip
-    values = [piece.take(name, str, int, float, bool) for name in ("stringValue", "numberValue", "boolValue")]
+             _STEP.findall(pop(piece, "jsonPath") or "")]  # fmt: skip
+    values = [pop(piece, name, str, int, float, bool) for name in ("stringValue", "numberValue", "boolValue")]
     value = next((value for value in reversed(values) if value is not None), None)
     for step in steps[:-1]:
         if type(args.get(step)) is not dict:
@@ -801,7 +996,7 @@ class StreamWriter(BlockWriter):
             self.ledger.drop(part.at, "arguments", CUT_CALL)
             return self._in_turn(key, [])
         count = len(self.ledger.losses)
-        written = PARTS.write(part, self.ledger)
+        written = write_part(part, self.ledger)
         made = [] if written is None else self._parts(key[0], [written])
         if written is None and len(self.ledger.losses) == count:
             return None
@@ -833,12 +1028,9 @@ class StreamWriter(BlockWriter):
         return [*(made for ready in rest for made in ready), *last, *self.fail_cut()]
 
 
-DIALECT: Final = TableDialect(
-    NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, options=OPTIONS,
-    read_messages=read_messages, write_messages=write_messages, tools=TOOLS,
-    read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, reply="candidates",
-    endings=ENDINGS, error={"code": 502, "status": "UNAVAILABLE"},
-    read_stream=StreamReader, write_stream=StreamWriter, limits=LIMITS, places=PLACES,
-    listed="/contents",
-    spell=True, respell=respelled, finish=_with_proofs,
-).dialect()  # fmt: skip
+DIALECT: Final = Dialect(
+    NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, read_request=read_request,
+    write_request=write_request, read_answer=read_answer, write_answer=write_answer, read_stream=StreamReader,
+    write_stream=StreamWriter, usage=USAGE, endings=ENDINGS, error=ERROR, limits=LIMITS, normal=camel,
+    spelled_at=spelled_at,
+)  # fmt: skip

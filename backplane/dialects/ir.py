@@ -222,6 +222,8 @@ class Conversation(Node, frozen=True, kw_only=True, gc=False):
     """Option → JSON pointer to its source."""
     raw: Json = None
     """The document that was read; its dialect writes it again while it still reads as this conversation."""
+    spelled: frozenset[str] = frozenset()
+    """Names of members that the document had in snake_case, where the vendor takes two spellings."""
 
 
 class TokenCounts(Node, frozen=True, kw_only=True, gc=False):
@@ -265,6 +267,8 @@ class Answer(Node, frozen=True, kw_only=True, gc=False):
     """The vendor's own text of an error; None without an error."""
     raw: Json = None
     """See `Conversation.raw`."""
+    spelled: frozenset[str] = frozenset()
+    """See `Conversation.spelled`."""
 
 
 # Streams --------------------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from backplane.contract.capability import Manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
 from backplane.dialects import agent_events
-from backplane.dialects.codec import Counters, Members, RequestOption, Tools, read_options, write_options
-from backplane.dialects.common import Calls, Kin, LossLedger
+from backplane.dialects.codec import Members, RequestOption, Tools, read_options, write_options
+from backplane.dialects.common import Calls, Counters, Kin, LossLedger, members_at, nodes_of
 from backplane.dialects.ir import Answer, Candidate, Conversation, Message, ToolOutput, ToolUse, Translated
 from backplane.dialects.limits import ServerLimits, check_meaning, fitted, runnable
 from backplane.dialects.outcome import Endings
@@ -27,6 +27,21 @@ ReadT = TypeVar("ReadT", Conversation, Answer)
 def no_name(chunk: Json) -> str | None:
     """Return the name under which a chunk is sent; this vendor sends none."""
     return None
+
+
+def shares_none(dialect: str, name: str, value: Json) -> bool:
+    """Return False: no member of another dialect's own is written."""
+    return False
+
+
+def same(document: Json) -> Json:
+    """Return a document as it is."""
+    return document
+
+
+def first(at: str, document: Json) -> str:
+    """Return a pointer as it is."""
+    return at
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +77,12 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     kin: Kin = {}
     limits: ServerLimits = ServerLimits()
     """What the server refuses although its types take it."""
-    respell: Callable[[Json, Json], Json] | None = None
-    """Spells what came back as the document was spelled that went."""
+    shares: Callable[[str, str, Json], bool] = shares_none
+    """Returns whether a member of another dialect's own, by dialect and name, is written as it is."""
+    normal: Callable[[Json], Json] = same
+    """Writes a document in the vendor's first spelling, where it takes two."""
+    spelled_at: Callable[[str, Json], str] = first
+    """Returns a pointer by the names that a document has, where the vendor takes two spellings."""
 
     def to_ir(self, request: Json) -> Translated[Conversation]:
         """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
@@ -80,8 +99,17 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def _foreign(self, conversation: Conversation, ledger: LossLedger) -> Json:
         check_meaning(conversation, ledger)
+        self._lose_members(conversation, ledger)
         fit = self._with_schemas(fitted(conversation, self.limits, ledger), ledger)
         return self.write_request(fit, ledger)
+
+    def _lose_members(self, value: Conversation | Answer, notes: LossLedger) -> None:
+        """Note the members that only another dialect knows."""
+        for node in nodes_of(value):
+            for dialect, members in node.ext.items() if node.ext else ():
+                left = {name: one for name, one in members.items() if not self.shares(dialect, name, one)}
+                for at, member in members_at(left, node.at):
+                    notes.drop(at, "extension", f"only {notes.source} knows it", member)
 
     def _with_schemas(self, conversation: Conversation, ledger: LossLedger) -> Conversation:
         """Write the schemas of the tools as the server takes them."""
@@ -109,6 +137,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         ledger = LossLedger(answer.dialect, self.NAME, self.kin, is_answer=True)
         if ledger.is_home and answer.raw is not None and self.response_to_ir(answer.raw).value == answer:
             return Translated(answer.raw)
+        if not ledger.is_home:
+            self._lose_members(answer, ledger)
         written = self.write_answer(answer if ledger.is_home else runnable(answer, self.limits, ledger), ledger)
         return Translated(written, ledger.done())
 
@@ -201,8 +231,6 @@ class TableDialect(msgspec.Struct, frozen=True, kw_only=True):
     """An answer's `id`, `model`, `created` and `usage` → its member."""
     spell: bool = False
     """Whether members have a second spelling, in snake_case."""
-    respell: Callable[[Json, Json], Json] | None = None
-    """Spells what came back as the document was spelled that went."""
 
     # By the tables
 
@@ -287,7 +315,7 @@ class TableDialect(msgspec.Struct, frozen=True, kw_only=True):
             DONE=self.DONE, read_request=self.read_request, write_request=self.write_request,
             read_answer=self.read_answer, write_answer=self.write_answer, read_stream=self.read_stream,
             write_stream=self.write_stream, event_name=self.event_name, usage=self.usage, endings=self.endings,
-            error=self.error, error_head=self.error_head, kin=self.kin, limits=self.limits, respell=self.respell,
+            error=self.error, error_head=self.error_head, kin=self.kin, limits=self.limits,
         )  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import NATIVE, Manifest
-from backplane.dialects.codec import Block, Blocks, Counters, Members, RequestOption, Tools
-from backplane.dialects.common import NUMBER, Calls, LossLedger
+from backplane.dialects.codec import Block, Blocks, Members, RequestOption, Tools
+from backplane.dialects.common import NUMBER, Calls, Counters, LossLedger
 from backplane.dialects.ir import (
     Answer,
     Candidate,

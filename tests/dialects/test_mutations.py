@@ -13,7 +13,7 @@ import pytest
 
 from backplane.contract.events import RunCompleted
 from backplane.dialects import StreamTranslation, agent_events, dialect, sum_stream, translate
-from backplane.dialects.codec import snake
+from backplane.dialects.common import snake
 from backplane.errors import TranslationError
 from tests.dialects import measures
 from tests.dialects.dialect_corpus import KINDS, NAMES, canonical, documents, streams
