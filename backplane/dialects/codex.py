@@ -15,25 +15,37 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import ir
-from backplane.dialects.chat import AUDIO_FORMATS, AUDIO_TYPES, ERROR
-from backplane.dialects.codec import (
-    REST,
-    Block,
-    Blocks,
-    Citations,
-    Form,
-    Hole,
-    Members,
-    OptionDraft,
-    RequestOption,
-    Tools,
-    effort_writer,
+from backplane.dialects.chat import ERROR, FORM_MEMBERS, audio_type, is_form, read_choice_of_tool
+from backplane.dialects.common import (
+    EFFORT_BUDGETS,
+    NUMBER,
+    Counters,
+    LossLedger,
+    added,
+    arguments_text,
+    bounded,
+    by_address,
+    effort_word,
+    ext_of,
+    item_of,
+    kind_of,
+    lose_option,
+    media_url,
+    members_of,
+    pop,
+    pop_inner,
+    pop_list,
+    put_back,
+    read_arguments,
+    read_content,
+    read_url,
+    take_options,
+    without_none,
 )
-from backplane.dialects.common import EFFORT_BUDGETS, NUMBER, Calls, Counters, LossLedger, item_of, kind_of
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure, text_of
-from backplane.dialects.vendor import TableDialect, type_name
+from backplane.dialects.vendor import Dialect, read_error, type_name, write_error
 
 NAME: Final = "codex"
 
@@ -77,197 +89,185 @@ LIMITS: Final = ServerLimits(call_id=Spelling(most=64), tool_name=Spelling("[a-z
 """platform.openai.com, responses/create: names of tools and lengths of ids, read 2026-11."""
 
 
-KINDS: Final = {"function": "function", "custom": "custom"}
-"""Kinds of tools, at OpenAI."""
+TEXTS: Final = ("input_text", "output_text", "text")
+SERVER_TOOLS: Final = ("_call", "_call_output", "_output", "mcp_list_tools", "program")
+"""Ends of the kinds of items of tools that the vendor runs itself."""
+CALLS: Final[dict[str, tuple[str, Any]]] = {
+    "function_call": ("arguments", "function"), "custom_tool_call": ("input", "custom"),
+}  # fmt: skip
+"""Kind of a call's item → the member with its arguments, and our kind."""
+RESULTS: Final[dict[str, Any]] = {"function_call_output": "function", "custom_tool_call_output": "custom"}
+FILE_SOURCES: Final = ("openai", "copilot")
+"""Dialects whose ids of files are those of this vendor's store."""
+STATE: Final = frozenset({"prompt", "conversation", "previous_response_id"})
+"""Members of a request that say what was before it, so that it may have no input."""
 
-TOOL_HOLE: Final = Hole("name")
-CUSTOM: Final = {"mode": "tool", "name": TOOL_HOLE, "kind": "custom"}
-FUNCTION: Final = {"mode": "tool", "name": TOOL_HOLE}
-CHOICES: Final = tuple(Form(word, {"mode": word}) for word in ("auto", "none", "required"))
-NESTED: Final = (Form({"type": "custom", "custom": {"name": TOOL_HOLE}}, CUSTOM),
-                 Form({"type": "function", "function": {"name": TOOL_HOLE}}, FUNCTION))  # fmt: skip
-FLAT: Final = (
-    Form({"type": "custom", "name": TOOL_HOLE}, CUSTOM),
-    Form({"type": "function", "name": TOOL_HOLE}, FUNCTION),
-)
-"""Which tool the model has to call: a word, or a tool's name in or beside its kind."""
-
-FORMATS: Final = Form({"type": "text"}, {"type": "text"}), Form({"type": "json_object"}, {"type": "json"})
-BODY: Final = Hole("body", (dict,), ("name", "schema", "strict", "description"))
-SCHEMA: Final = {"type": "schema", REST: BODY}
-NAMED: Final = {"name": "answer"}
-"""The form of an answer; a schema has a name at OpenAI."""
-
-
-def write_metadata(value: Any, draft: OptionDraft) -> None:
-    """Write the caller's labels, which are texts at OpenAI."""
-    if draft.is_home or all(type(label) is str for label in value.values()):
-        draft.put("metadata", value)
-    else:
-        draft.drop("labels are texts here", value)
-
-
-METADATA: Final = RequestOption("metadata", "metadata", (dict,), write=write_metadata)
-
-
-def read_audio(members: Members, fields: dict[str, Any]) -> bool:
-    """Read the format of a sound, which is said by name."""
-    form = fields.pop("media_type")
-    fields["media_type"] = AUDIO_TYPES.get(form, f"audio/{form}")
-    return True
-
-
-def write_audio(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
-    """Write the format of a sound by name; False where it has none here."""
-    form = AUDIO_FORMATS.get(part.media_type or "audio/wav")
-    if form is None and ledger.is_home:
-        form = (part.media_type or "").partition("/")[2]
-    out["input_audio"]["format"] = form
-    return form is not None
+SAME: Final[dict[str, tuple[type[Any], ...]]] = {
+    "max_output_tokens": (int,), "temperature": NUMBER, "top_p": NUMBER, "top_logprobs": (int,), "stream": (bool,),
+    "parallel_tool_calls": (bool,), "user": (str,), "metadata": (dict,), "service_tier": (str,),
+}  # fmt: skip
+"""Options with the same value on both sides → types of the value."""
+BOUNDS: Final[dict[str, tuple[Any, Any]]] = {
+    "max_output_tokens": (16, None), "temperature": (0, 2), "top_logprobs": (0, 20),
+}  # fmt: skip
+"""Member → least and most that the server takes."""
+TIERS: Final = frozenset({"auto", "default", "flex", "scale", "priority"})
 
 
 # Blocks of a content list ---------------------------------------------------------------------------------------------
 
 
-CITATIONS: Final = Citations(
-    NAME, "annotations", {"type": "kind", "url": "url", "title": "title", "start_index": "start", "end_index": "end"},
-    "url_citation",
-)  # fmt: skip
+def read_block(value: Json, at: str) -> ir.Part:
+    """Read a block of a content list; one of an unknown kind, or without what it must have, stays native."""
+    rest = value.copy() if type(value) is dict else {}
+    kind = pop(rest, "type")
+    part = None if kind is None else _read_block(kind, rest, at)
+    if part is None:
+        return ir.Opaque(dialect=NAME, label=str(kind), payload=value, at=at)
+    return msgspec.structs.replace(part, at=at, ext=ext_of(NAME, rest))
 
 
-def _is_one(members: Members, fields: dict[str, Any]) -> bool:
-    return sum(fields.get(name) is not None for name in ("url", "data", "file_id")) == 1
+def _read_block(kind: str, rest: dict[str, Any], at: str) -> ir.Part | None:
+    """Read a block by its kind; what is taken of it leaves `rest`."""
+    if kind in TEXTS and (text := pop(rest, "text")) is not None:
+        if kind != ("output_text" if "annotations" in rest else "input_text"):
+            rest["type"] = kind
+        found = rest.get("annotations")
+        if type(found) is not list or not found or not all(type(one) is dict for one in found):
+            return ir.Text(text=text)
+        del rest["annotations"]
+        cited = (read_citation(one, f"{at}/annotations/{place}") for place, one in enumerate(found))
+        return ir.Text(text=text, citations=tuple(cited))
+    if kind == "refusal" and (text := pop(rest, "refusal")) is not None:
+        return ir.Refusal(text=text)
+    if kind == "input_audio":
+        body = pop_inner(rest, kind)
+        if type(body.get("data")) is not str or type(body.get("format")) is not str:
+            return None
+        data, form = body.pop("data"), body.pop("format")
+        put_back(rest, kind, body)
+        return ir.Media(kind="audio", data=data, media_type=audio_type(form))
+    members = {"input_image": ("image_url",), "input_file": ("file_data", "file_url")}.get(kind)
+    if members is None:
+        return None
+    found = {name: rest[name] for name in (*members, "file_id") if type(rest.get(name)) is str}
+    if len(found) != 1:
+        return None
+    ((member, word),) = found.items()
+    del rest[member]
+    fields = {"file_id": {"file_id": word}, "file_url": {"url": word}}.get(member)
+    fields = read_url(word, "url" if kind == "input_image" else "data") if fields is None else fields
+    if kind == "input_image":
+        return ir.Media(kind="image", detail=pop(rest, "detail"), **fields)
+    return ir.Media(kind="document", name=pop(rest, "filename"), **fields)
 
 
-def _write_image(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
-    if not ledger.is_home:
-        if ledger.source not in ("openai", "copilot"):
-            out.pop("file_id", None)
-        out.setdefault("detail", "auto")
-    return "image_url" in out or "file_id" in out
+def read_citation(value: dict[str, Any], at: str) -> ir.Citation:
+    """Read one annotation of a text."""
+    rest = value.copy()
+    kind, url, title = (pop(rest, name) for name in ("type", "url", "title"))
+    start, end = pop(rest, "start_index", int), pop(rest, "end_index", int)
+    return ir.Citation(
+        kind="url" if kind == "url_citation" else kind or "", url=url, title=title, start=start, end=end, at=at,
+        ext=ext_of(NAME, rest),
+    )  # fmt: skip
 
 
-def _write_file(part: ir.Media, out: dict[str, Any], ledger: LossLedger) -> bool:
-    if part.data is None and not ledger.is_home and ledger.source not in ("openai", "copilot"):
-        out.pop("file_id", None)
-    if "filename" not in out and part.title is not None:
-        out["filename"] = part.title
-    return not {"file_data", "file_url", "file_id"}.isdisjoint(out)
-
-
-def _blocks_of(text: str) -> Blocks:
-    """Return the table of what is said to the model or by it, which have a word each for a text."""
-    return Blocks(NAME, (
-        *(Block(kind, ir.Text, {"text!": "text"}, is_written=kind == text)
-          for kind in sorted(("input_text", "output_text", "text"), key=lambda kind: kind != text)),
-        Block("refusal", ir.Refusal, {"refusal!": "text"}),
-        Block("input_image", ir.Media, {"image_url": "address", "file_id": "file_id", "detail": "detail"},
-              {"kind": "image"}, read=_is_one, write=_write_image, is_written=text == "input_text"),
-        Block("input_file", ir.Media, {
-            "file_data": "file", "file_url": "url", "file_id": "file_id", "filename": "name",
-        }, {"kind": "document"}, read=_is_one, write=_write_file, is_written=text == "input_text"),
-        Block("input_audio", ir.Media, {"input_audio/data!": "data", "input_audio/format!": "media_type"},
-              {"kind": "audio"}, read=read_audio, write=write_audio, is_written=False),  # the types have no word for it
-    ), text=text, citations=CITATIONS)  # fmt: skip
-
-
-BLOCKS: Final = _blocks_of("input_text")
-SAID_BLOCKS: Final = _blocks_of("output_text")
-
-
-# Items ----------------------------------------------------------------------------------------------------------------
-
-
-def _write_call(part: ir.ToolUse, out: dict[str, Any], ledger: LossLedger) -> bool:
-    if ledger.is_answer and not ledger.is_home:
-        out |= {"id": f"fc_{_word(part)}", "status": "incomplete" if part.is_cut else "completed"}
-    return True
-
-
-def _read_result(members: Members, fields: dict[str, Any]) -> bool:
-    fields["content"], fields["flat"] = members.content("output", BLOCKS.read)
-    return True
-
-
-def _write_result(part: ir.ToolOutput, out: dict[str, Any], ledger: LossLedger) -> bool:
-    is_text = len(part.content) <= 1 and all(isinstance(inner, ir.Text) for inner in part.content)
-    is_list = part.flat is False and (ledger.is_home or not is_text)
-    if is_list or any(isinstance(inner, ir.Media) and inner.text is None for inner in part.content):
-        out["output"] = BLOCKS.write_all(part.content, ledger)
-    else:
-        out["output"] = ledger.plain_text(part.content)
-    return True
-
-
-def _read_reasoning(members: Members, fields: dict[str, Any]) -> bool:
-    """Read thinking: its summary where there is one, else its text; the proof is what is encrypted."""
-    fields["text"] = ""
-    for key, name in (("summary", "summary_text"), ("content", "reasoning_text")):
-        texts = _texts(members.rest.get(key), name)
-        if any(texts) and "field" not in fields:
-            fields |= {"text": "\n\n".join(texts), "field": key}
-            del members.rest[key]
-    return True
-
-
-def _texts(value: Json, kind: str) -> list[str]:
-    """Return the texts of a list that holds nothing else."""
-    if type(value) is not list or not all(
-        kind_of(part) == kind and set(part) == {"type", "text"} and type(part["text"]) is str for part in value
-    ):
-        return []
-    return [part["text"] for part in value]
-
-
-def _write_reasoning(part: ir.Thinking, out: dict[str, Any], ledger: LossLedger) -> bool:
-    if not (ledger.is_answer or ledger.is_home):
-        return False  # without the vendor's own proof it would be looked for among what it keeps
-    key = part.field if ledger.is_home and part.field == "content" else "summary"
-    kind = "summary_text" if key == "summary" else "reasoning_text"
-    out[key] = [{"type": kind, "text": part.text}] if part.text else []
-    if not ledger.is_home:
-        ledger.degrade(part.at, "thinking", "thinking stands in a summary, without this vendor's proof")
-        out.pop("encrypted_content", None)
-        out["id"] = f"rs_{_word(part)}"
-    return True
-
-
-def _word(part: ir.Part) -> str:
-    """Make an id of a block's place and text: one of its own for every item of a document."""
-    text = f"{part.at} {getattr(part, 'text', '')}"
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
-
-
-ITEMS: Final = Blocks(NAME, (
-    *(Block(f"{head}_call", ir.ToolUse, {"call_id!": "id", "name!": "name", member: "arguments"}, {"kind": kind},
-            write=_write_call)
-      for head, member, kind in (("function", "arguments", "function"), ("custom_tool", "input", "custom"))),
-    Block("function_call_output", ir.ToolOutput, {"call_id!": "id"}, {"kind": "function"}, read=_read_result,
-          write=_write_result),
-    Block("custom_tool_call_output", ir.ToolOutput, {"call_id!": "id"}, {"kind": "custom"}, read=_read_result,
-          write=_write_result),
-    Block("reasoning", ir.Thinking, {"encrypted_content": "signature"}, read=_read_reasoning, write=_write_reasoning),
-), bound=BOUND, is_server_tool=lambda kind: kind.endswith(
-    ("_call", "_call_output", "_output", "mcp_list_tools", "program")))  # fmt: skip
-
-
-def read_items(items: list[Json], base: str, start: int = 0, *, is_answer: bool = False) -> list[ir.Message]:
-    """Read a list of items into messages; an assistant's items in a row are one message.
+def write_block(part: ir.Part, notes: LossLedger, text: str = "input_text") -> Json:
+    """Write a block of a content list; None, with a note, where this vendor has none like it.
 
     Args:
-        start: place of the first item in its list.
+        text: the kind of a text, which what is said to the model and by it have each their own.
     """
+    home = notes.is_home
+    out: dict[str, Any] | None = None
+    match part:
+        case ir.Opaque() | ir.ServerTool() if part.dialect == NAME:
+            return part.payload
+        case ir.Text():
+            kind = part.ext.get(NAME, {}).get("type", text) if home else text
+            out = {"type": kind, "text": part.text}
+            if cited := write_citations(part, notes):
+                out["annotations"] = cited
+        case ir.Refusal():
+            out = {"type": "refusal", "refusal": part.text}
+        case ir.Media() if home or text == "input_text":
+            out = _write_media(part, notes)
+    if out is None and isinstance(part, ir.Media) and part.text is not None and not home:
+        notes.degrade(part.at, "media", "its words are said as a text here")
+        out = {"type": text, "text": part.text}
+    if out is None:
+        notes.lose_part(part)
+        return None
+    return _with_members(out, part) if home else out
+
+
+def _with_members(out: dict[str, Any], part: ir.Part) -> dict[str, Any]:
+    """Add a part's own members, but for those of its item."""
+    mine = {name: value for name, value in part.ext.get(NAME, {}).items() if name != ".."}
+    return {**{name: value for name, value in mine.items() if name not in out}, **out} if mine else out
+
+
+def write_citations(part: ir.Text, notes: LossLedger) -> list[Json]:
+    """Write a text's annotations; those without an address are left out, with a note."""
+    out: list[Json] = []
+    for found in part.citations:
+        one = found if notes.is_home else by_address(found, part, notes)
+        if one is not None:
+            kind = "url_citation" if one.kind == "url" or not notes.is_home else one.kind or None
+            body = {"type": kind, "url": one.url, "title": one.title, "start_index": one.start, "end_index": one.end}
+            out.append(added(without_none(body), found, NAME) if notes.is_home else without_none(body))
+    return out
+
+
+def _write_media(part: ir.Media, notes: LossLedger) -> dict[str, Any] | None:
+    home, url = notes.is_home, media_url(part)
+    file_id = part.file_id if home or notes.source in FILE_SOURCES else None
+    if part.kind == "image" and (url is not None or file_id is not None):
+        detail = part.detail if home or part.detail is not None else "auto"
+        body = {"image_url": url, "file_id": file_id if url is None else None, "detail": detail}
+        return without_none({"type": "input_image", **body})
+    if part.kind == "document" and (url is not None or file_id is not None):
+        data = part.data if home and part.media_type is None else url if part.data is not None else None
+        name = part.name if part.name is not None else part.title
+        body = {"file_data": data, "file_url": part.url, "file_id": file_id if url is None else None, "filename": name}
+        return without_none({"type": "input_file", **body})
+    if part.kind == "audio" and home and part.data is not None:
+        form = (part.media_type or "").partition("/")[2]
+        return {"type": "input_audio", "input_audio": {"data": part.data, "format": "mp3" if form == "mpeg" else form}}
+    return None
+
+
+def write_blocks(parts: tuple[ir.Part, ...] | list[ir.Part], notes: LossLedger, text: str = "input_text") -> list[Json]:
+    """Write blocks; those that this vendor has no word for are left out."""
+    made = ((part, write_block(part, notes, text)) for part in parts)
+    return [block for part, block in made if block is not None or getattr(part, "dialect", "") == NAME]
+
+
+def write_content(
+    parts: tuple[ir.Part, ...] | list[ir.Part], flat: bool | None, notes: LossLedger, text: str = "input_text"
+) -> Json:
+    """Write a content: one text where that says the same, else a list of blocks."""
+    made = write_blocks(parts, notes, text)
+    is_bare = len(made) == 1 and type(made[0]) is dict and made[0].keys() == {"type", "text"}
+    return made[0]["text"] if flat is not False and is_bare else made
+
+
+# Items, read ----------------------------------------------------------------------------------------------------------
+
+
+def read_items(items: list[Json], base: str, *, is_answer: bool = False) -> list[ir.Message]:
+    """Read a list of items into messages; an assistant's items in a row are one message."""
     turns: list[ir.Message | tuple[str, list[ir.Part], list[Json]]] = []
-    for place, item in enumerate(items, start):
+    for place, item in enumerate(items):
         found = read_item(item, f"{base}/{place}", is_answer=is_answer)
         if isinstance(found, ir.Message):
             turns.append(found)
             continue
         if not turns or isinstance(turns[-1], ir.Message):
             turns.append((f"{base}/{place}", [], []))
-        _, parts, raw = turns[-1]  # type: ignore[misc]
-        parts += found
-        raw.append(item)
+        turns[-1][1].extend(found)  # type: ignore[index]
+        turns[-1][2].append(item)  # type: ignore[index]
     if is_answer and not turns:
         turns.append((base, [], []))
     return [
@@ -285,60 +285,159 @@ def _flat_of(items: list[Json]) -> bool | None:
 
 def read_item(item: Json, at: str, *, is_answer: bool = False) -> ir.Message | list[ir.Part]:
     """Read one item: a message of its own, or parts of the assistant's turn."""
-    kind = kind_of(item) if type(item) is not dict or "type" in item else "message"
-    if kind == "message" and type(item.get("role")) is str:
-        message = _read_message(item, at)
-        if message.role != "assistant" and is_answer:
-            return [ir.Opaque(dialect=NAME, label=f"item of {message.role}", payload=item, at=at)]
-        return list(message.parts) if message.role == "assistant" else message
-    part = ITEMS.read(item, at)
-    return ir.Message(role="tool", parts=(part,), at=at) if isinstance(part, ir.ToolOutput) else [part]
+    rest = item.copy() if type(item) is dict else {}
+    kind = pop(rest, "type") if "type" in rest else "message" if rest else None
+    if kind == "message" and type(rest.get("role")) is str:
+        if "type" not in item:
+            rest["type"] = None  # is not written again
+        return _read_message(item, rest, at, is_answer=is_answer)
+    call_id = rest.get("call_id")
+    if kind in RESULTS and type(call_id) is str:
+        del rest["call_id"]
+        content, flat = read_content(rest, "output", at, read_block)
+        result = ir.ToolOutput(
+            id=call_id, content=content, flat=flat, kind=RESULTS[kind], at=at, ext=ext_of(NAME, rest)
+        )
+        return ir.Message(role="tool", parts=(result,), at=at)
+    if kind in CALLS and type(call_id) is str and type(rest.get("name")) is str:
+        member, of = CALLS[kind]
+        del rest["call_id"]
+        name, given = rest.pop("name"), pop(rest, member, *((str,) if of == "custom" else (str, dict)))
+        text = given if type(given) is str else None
+        read = (text or "") if of == "custom" else given if type(given) is dict else read_arguments(text or "")
+        return [ir.ToolUse(id=call_id, name=name, input=read, text=text, kind=of, at=at, ext=ext_of(NAME, rest))]
+    if kind == "reasoning":
+        proof, (text, field) = pop(rest, "encrypted_content"), _take_thoughts(rest)
+        return [ir.Thinking(text=text, field=field, signature=proof, at=at, ext=ext_of(NAME, rest))]
+    if type(kind) is str and kind.endswith(SERVER_TOOLS):
+        return [ir.ServerTool(dialect=NAME, name=str(item.get("name") or kind), payload=item, at=at)]
+    return [ir.Opaque(dialect=NAME, label=str(kind), payload=item, at=at, bound=kind in BOUND)]
 
 
-def _read_message(item: dict[str, Any], at: str) -> ir.Message:
+def _take_thoughts(rest: dict[str, Any]) -> tuple[str, str | None]:
+    """Take thinking and the member that it stood in: its summary where there is one, else its text."""
+    for key, name in (("summary", "summary_text"), ("content", "reasoning_text")):
+        texts = _bare_texts(rest.get(key), name)
+        if any(texts):
+            if len(texts) == 1:
+                del rest[key]  # Several parts stay native, to be written again.
+            return "\n\n".join(texts), key
+    return "", None
+
+
+def _bare_texts(value: Json, kind: str) -> list[str]:
+    """Return the texts of a list that holds nothing else."""
+    if type(value) is not list or not all(
+        kind_of(one) == kind and one.keys() == {"type", "text"} and type(one["text"]) is str for one in value
+    ):
+        return []
+    return [one["text"] for one in value]
+
+
+def _read_message(item: Json, rest: dict[str, Any], at: str, *, is_answer: bool) -> ir.Message | list[ir.Part]:
     """Read a message item; an assistant's keeps the item's own members on its first part."""
-    members = Members(item, at)
-    native_role = members.take("role") or ""
-    members.skip("type", "message")
-    role = ROLES.get(native_role, "user")
-    parts, flat = members.content("content", BLOCKS.read)
+    native = rest.pop("role")
+    role = ROLES.get(native, "user")
+    parts, flat = read_content(rest, "content", at, read_block)
     if role != "assistant":
-        ext = members.ext(NAME)
-        return ir.Message(role=role, parts=parts, native_role=native_role, flat=flat, at=at, ext=ext)
+        if is_answer:
+            return [ir.Opaque(dialect=NAME, label=f"item of {role}", payload=item, at=at)]
+        return ir.Message(role=role, parts=parts, native_role=native, flat=flat, at=at, ext=ext_of(NAME, rest))
     if not parts:
-        parts = (ir.Opaque(dialect=NAME, label="empty message", payload=item, at=at),)
-    elif members.rest:
-        mine = {f"../{key}": value for key, value in members.left().items()}
-        parts = (msgspec.structs.replace(parts[0], ext={NAME: {**parts[0].ext.get(NAME, {}), **mine}}), *parts[1:])
-    return ir.Message(role=role, parts=parts, at=at)
+        return [ir.Opaque(dialect=NAME, label="empty message", payload=item, at=at)]
+    if rest:
+        ext = {NAME: {**parts[0].ext.get(NAME, {}), "..": rest}}
+        parts = (msgspec.structs.replace(parts[0], ext=ext), *parts[1:])
+    return list(parts)
 
 
-def write_items(messages: tuple[ir.Message, ...], ledger: LossLedger) -> list[Json]:
+# Items, written -------------------------------------------------------------------------------------------------------
+
+
+def write_item(part: ir.Part, notes: LossLedger) -> Json:
+    """Write a call, a result or thinking as an item; None, with a note, where this vendor has none like it."""
+    home, made = notes.is_home, notes.is_answer and not notes.is_home
+    out: dict[str, Any]
+    match part:
+        case ir.Opaque() | ir.ServerTool() if part.dialect == NAME:
+            return part.payload
+        case ir.ToolUse():
+            kind, member = ("function_call", "arguments") if part.kind == "function" else ("custom_tool_call", "input")
+            out = {"type": kind, "call_id": part.id, "name": part.name, member: arguments_text(part)}
+            if made:
+                out |= {"id": f"fc_{_word(part)}", "status": "incomplete" if part.is_cut else "completed"}
+        case ir.ToolOutput():
+            kind = "function_call_output" if part.kind == "function" else "custom_tool_call_output"
+            out = {"type": kind, "call_id": part.id}
+            if part.content or part.flat is not None or not home:
+                out["output"] = _write_output(part, notes)
+        case ir.Thinking() if part.redacted is None and (notes.is_answer or home):
+            out = {"type": "reasoning", **_write_thoughts(part, home)}
+            if made:
+                notes.degrade(part.at, "thinking", "thinking stands in a summary, without this vendor's proof")
+                out["id"] = f"rs_{_word(part)}"
+        case _:  # Thinking without the vendor's own proof would be looked for among what it keeps.
+            notes.lose_part(part)
+            return None
+    return added(out, part, NAME) if home else out
+
+
+def _write_output(part: ir.ToolOutput, notes: LossLedger) -> Json:
+    is_text = len(part.content) <= 1 and all(isinstance(inner, ir.Text) for inner in part.content)
+    is_list = part.flat is False and (notes.is_home or not is_text)
+    if is_list or any(isinstance(inner, ir.Media) and inner.text is None for inner in part.content):
+        return write_blocks(part.content, notes)
+    return notes.plain_text(part.content)
+
+
+def _write_thoughts(part: ir.Thinking, home: bool) -> dict[str, Any]:
+    key = part.field if home and part.field == "content" else "summary"
+    own = part.ext.get(NAME, {}) if home else {}
+    proof = {"encrypted_content": part.signature} if home and part.signature is not None else {}
+    if "\n\n".join(_bare_texts(own.get(key), "summary_text" if key == "summary" else "reasoning_text")) == part.text:
+        return proof if key in own else {**proof, key: []}
+    kind = "summary_text" if key == "summary" else "reasoning_text"
+    return {**proof, key: [{"type": kind, "text": part.text}] if part.text else []}
+
+
+def _word(part: ir.Part) -> str:
+    """Make an id of a block's place and text: one of its own for every item of a document."""
+    text = f"{part.at} {getattr(part, 'text', '')}"
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
+
+
+def write_items(messages: tuple[ir.Message, ...], notes: LossLedger) -> list[Json]:
     """Write messages as items."""
     out: list[Json] = []
     for message in messages:
-        out += write_turn(message, ledger) if message.role == "assistant" else _write_message(message, ledger)
+        out += write_turn(message, notes) if message.role == "assistant" else _write_message(message, notes)
     return out
 
 
-def _write_message(message: ir.Message, ledger: LossLedger) -> list[Json]:
-    results = [part for part in message.parts if isinstance(part, ir.ToolOutput)]
+def _write_message(message: ir.Message, notes: LossLedger) -> list[Json]:
+    home = notes.is_home
+    out = [write_item(part, notes) for part in message.parts if isinstance(part, ir.ToolOutput)]
     others = [part for part in message.parts if not isinstance(part, ir.ToolOutput)]
-    out = ITEMS.write_all(results, ledger)
-    if results and not others:
-        ledger.put_ext(message, out[0])
+    if out and not others:
         return out
     native, role = message.native_role, "user" if message.role == "tool" else message.role
-    is_own = native is not None and (ROLES.get(native) == message.role or (ledger.is_home and native not in ROLES))
-    content = BLOCKS.write_content(others, message.flat, ledger)
-    if content == [] and (message.flat is not False or not ledger.is_home):
-        content = ""
-    made: dict[str, Any] = {"type": "message", "role": native if is_own and not results else role, "content": content}
-    ledger.put_ext(message, made)
-    return [*out, made]
+    is_own = native is not None and (ROLES.get(native) == message.role or (home and native not in ROLES))
+    content = write_content(others, message.flat, notes)
+    if content == [] and (message.flat is not False or not home):
+        content = "" if message.flat is not None or not home or not message.at else None
+    made: dict[str, Any] = {"type": "message", "role": native if is_own and not out else role, "content": content}
+    return [*out, _item_of_message(without_none(made), message.ext.get(NAME, {})) if home else made]
 
 
-def write_turn(message: ir.Message, ledger: LossLedger) -> list[Json]:
+def _item_of_message(made: dict[str, Any], mine: dict[str, Any]) -> dict[str, Any]:
+    """Add a message item's own members; an item that did not say its type does not get one."""
+    out = {**{name: value for name, value in mine.items() if name not in made}, **made}
+    if "type" in mine and mine["type"] is None:
+        del out["type"]
+    return out
+
+
+def write_turn(message: ir.Message, notes: LossLedger) -> list[Json]:
     """Write the items of an assistant's turn; blocks that were said in a row are one message."""
     out: list[Json] = []
     said: list[ir.Part] = []
@@ -346,138 +445,243 @@ def write_turn(message: ir.Message, ledger: LossLedger) -> list[Json]:
         is_said = isinstance(part, ir.Text | ir.Refusal | ir.Media) or (
             isinstance(part, ir.Opaque) and "/content/" in part.at
         )
-        if said and not (is_said and (not ledger.is_home or item_of(said[0].at) == item_of(part.at))):  # type: ignore[union-attr]
-            out += _write_said(said, message, ledger)
+        if said and not (is_said and (not notes.is_home or item_of(said[0].at) == item_of(part.at))):  # type: ignore[union-attr]
+            out += _write_said(said, message, notes)
             said = []
         if is_said:
             said.append(part)  # type: ignore[arg-type]
-        elif part is not None:
-            out += ITEMS.write_all((part,), ledger)
-    ledger.put_ext(message, {})
+        elif part is not None and (written := write_item(part, notes)) is not None:
+            out.append(written)
+        elif part is not None and getattr(part, "dialect", "") == NAME:
+            out.append(None)
     return out
 
 
-def _write_said(parts: list[ir.Part], message: ir.Message, ledger: LossLedger) -> list[Json]:
-    content = SAID_BLOCKS.write_content(parts, False if ledger.is_answer else message.flat, ledger)
+def _write_said(parts: list[ir.Part], message: ir.Message, notes: LossLedger) -> list[Json]:
+    flat = False if notes.is_answer and message.flat is not True else message.flat
+    content = write_content(parts, flat, notes, "output_text")
     out: dict[str, Any] = {"type": "message", "role": "assistant", "content": content}
     # A message that was read says how it was written; any other has every member that the vendor's type requires.
-    if type(content) is list and (not ledger.is_home or message.flat is None):
+    if type(content) is list and (not notes.is_home or message.flat is None):
         out["content"] = [
             {**block, "annotations": block.get("annotations", [])} if kind_of(block) == "output_text" else block
             for block in content
         ]
         out |= {"id": f"msg_{_word(parts[0])}", "status": "completed"}
-    if ledger.is_home:
-        mine = parts[0].ext.get(NAME, {})
-        out |= {path[3:]: value for path, value in mine.items() if path[:3] == "../" and path[3:] not in out}
-    return [out] if out["content"] or out["content"] == "" or ledger.is_home else []
+    if notes.is_home:
+        return [_item_of_message(out, parts[0].ext.get(NAME, {}).get("..", {}))]
+    return [out] if out["content"] or out["content"] == "" else []
 
 
 # Requests -------------------------------------------------------------------------------------------------------------
 
 
-def read_messages(members: Members, calls: Calls) -> list[ir.Message]:
-    """Take the instructions and the items of a request."""
+def read_request(document: Json) -> ir.Conversation:
+    """Read a request."""
+    rest = members_of(document)
     messages: list[ir.Message] = []
     roles: tuple[tuple[str, ir.Role], ...] = (("instructions", "system"), ("input", "user"))
     for name, role in roles:
-        if (text := members.take(name)) is not None:
+        if (text := pop(rest, name)) is not None:
             part = ir.Text(text=text, at=f"/{name}")
             messages.append(ir.Message(role=role, parts=(part,), flat=True, at=f"/{name}"))
     is_read = "/input" in (message.at for message in messages)
-    is_elsewhere = not {"prompt", "conversation", "previous_response_id"}.isdisjoint(members.rest)
-    if "input" in members.rest or not (is_read or is_elsewhere):
-        messages += read_items(members.need("input"), "/input")
-    return messages
+    if "input" in rest or not (is_read or STATE & rest.keys()):
+        messages += read_items(pop_list(rest, "input"), "/input")
+    found = pop(rest, "tools", list) if rest.get("tools") else ()  # an empty list stays, so that it is written again
+    options, places = take_options(rest, SAME, {"max_output_tokens": "max_tokens"})
+    _read_options(rest, options, places)
+    return ir.Conversation(
+        dialect=NAME, messages=tuple(messages), model=pop(rest, "model"), options=options, options_at=places,
+        tools=tuple(read_tool(tool, f"/tools/{place}") for place, tool in enumerate(found or ())),
+        ext=ext_of(NAME, rest),
+    )  # fmt: skip
 
 
-def write_messages(conversation: ir.Conversation, out: dict[str, Any], ledger: LossLedger) -> None:
-    """Write the instructions and the items."""
+def read_tool(value: Json, at: str) -> ir.ToolSpec:
+    """Read a tool definition; any other than a function or one for free text is run by the vendor."""
+    rest = value.copy() if type(value) is dict else {}
+    kind: Any = pop(rest, "type")
+    name = pop(rest, "name") if kind in ("function", "custom") else None
+    if name is None:
+        said = next((word for word in (rest.get("name"), kind, *rest) if word), "unreadable")
+        return ir.ToolSpec(name=str(said), kind="server", payload=value, at=at)
+    text, strict = pop(rest, "description"), pop(rest, "strict", bool)
+    schema = pop(rest, "parameters", dict) if kind == "function" else None
+    return ir.ToolSpec(
+        name=name, description=text, schema=schema, strict=strict, kind=kind, at=at, ext=ext_of(NAME, rest)
+    )
+
+
+def _read_options(rest: dict[str, Any], options: dict[str, Any], places: dict[str, str]) -> None:
+    reasoning, text = pop_inner(rest, "reasoning"), pop_inner(rest, "text")
+
+    def found(name: str, value: Any, at: str) -> None:
+        if value is not None:
+            options[name], places[name] = value, at
+
+    found("reasoning_effort", pop(reasoning, "effort"), "/reasoning/effort")
+    found("verbosity", pop(text, "verbosity"), "/text/verbosity")
+    form = text.get("format")
+    body = {name: value for name, value in form.items() if name != "type"} if type(form) is dict else {}
+    if form in ({"type": "text"}, {"type": "json_object"}):
+        found("response_format", {"type": "text" if form["type"] == "text" else "json"}, "/text/format")
+    elif kind_of(form) == "json_schema" and is_form(body):
+        found("response_format", {"type": "schema", **body}, "/text/format")
+    if "response_format" in options:
+        del text["format"]
+    put_back(rest, "reasoning", reasoning)
+    put_back(rest, "text", text)
+    if (choice := read_choice_of_tool(rest.get("tool_choice"))) is not None:
+        found("tool_choice", choice, "/tool_choice")
+        del rest["tool_choice"]
+
+
+def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str, Any]:
+    """Write a request."""
+    home = notes.is_home
+    out: dict[str, Any] = {} if conversation.model is None else {"model": conversation.model}
     messages = conversation.messages
-    native = (None,) if ledger.is_home else (None, "system")
     first = messages[0] if messages else None
+    native = (None,) if home else (None, "system")
     if first is not None and first.role == "system" and first.name is None and first.native_role in native:
-        content = BLOCKS.write_content(first.parts, first.flat, ledger)
+        content = write_content(first.parts, first.flat, notes)
         if type(content) is str:
             out["instructions"] = content
-            ledger.put_ext(first, {})
             messages = messages[1:]
-    if messages or not ledger.is_home or "input" in (conversation.raw or {"input": ()}):  # else it is a stored prompt's
-        out["input"] = write_items(messages, ledger)
+    if home and len(messages) == 1 and messages[0].at == "/input" and messages[0].flat and len(messages[0].parts) == 1:
+        out["input"] = write_content(messages[0].parts, True, notes)
+    elif messages or not home or "input" in (conversation.raw or {"input": ()}):  # else it is a stored prompt's
+        out["input"] = write_items(messages, notes)
+    tools = [write_tool(tool, notes) for tool in conversation.tools]
+    if tools := [tool for tool in tools if tool is not None]:
+        out["tools"] = tools
+    _write_options(conversation, out, notes)
+    if home:
+        return added(out, conversation, NAME)
+    out.setdefault("model", "unknown")
+    return out
 
 
-OPTIONS: Final = (
-    RequestOption("max_output_tokens", "max_tokens", (int,), least=16),
-    RequestOption("temperature", "temperature", NUMBER, least=0, most=2),
-    RequestOption("top_p", "top_p", NUMBER),
-    RequestOption("top_logprobs", "top_logprobs", (int,), least=0, most=20),
-    RequestOption("stream", "stream", (bool,)),
-    RequestOption("parallel_tool_calls", "parallel_tool_calls", (bool,)),
-    RequestOption("user", "user"),
-    METADATA,
-    RequestOption("service_tier", "service_tier", known=frozenset({"auto", "default", "flex", "scale", "priority"})),
-    RequestOption("reasoning/effort", "reasoning_effort", known=frozenset(EFFORT_BUDGETS)),
-    RequestOption("", "reasoning_budget", write=effort_writer("reasoning/effort")),
-    RequestOption("text/verbosity", "verbosity", known=frozenset({"low", "medium", "high"})),
-    RequestOption("text/format", "response_format", made=NAMED,
-                  forms=(*FORMATS, Form({"type": "json_schema", REST: BODY}, SCHEMA))),
-    RequestOption("tool_choice", "tool_choice", forms=(*CHOICES, *FLAT, *NESTED)),
-)  # fmt: skip
+def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
+    """Write a tool definition; None, with a note, for a tool that only another vendor runs."""
+    home = notes.is_home
+    if tool.kind == "server":
+        if not home:
+            notes.drop(tool.at, "tool", f"{tool.name} is run by {notes.source} itself", tool.payload)
+        return tool.payload if home else None
+    strict = tool.strict
+    if strict is None and tool.kind == "function" and not home:
+        # Without the word this vendor would take every schema for a strict one.
+        notes.synthesise(tool.at, "required", "a tool says here that its schema is not strict")
+        strict = False
+    body = {"name": tool.name, "description": tool.description, "strict": strict}
+    out = {"type": tool.kind, **without_none(body)}
+    if tool.kind == "function" and (tool.schema is not None or not home):
+        out["parameters"] = tool.schema
+    return added(out, tool, NAME) if home else out
 
 
-def _with_strict(tool: ir.ToolSpec, out: dict[str, Any], ledger: LossLedger) -> ir.ToolSpec:
-    if tool.kind == "custom":
-        return tool
-    out["parameters"] = None
-    if tool.strict is not None:
-        return tool
-    # Without the word this vendor would take every schema for a strict one.
-    ledger.synthesise(tool.at, "required", "a tool says here that its schema is not strict")
-    return msgspec.structs.replace(tool, strict=False)
-
-
-TOOL: Final = {"name": "name", "description": "description", "schema": "parameters", "strict": "strict"}
-TOOLS: Final = Tools(BLOCKS, TOOL, KINDS, write_more=_with_strict)
+def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: LossLedger) -> None:
+    home, left, at = notes.is_home, dict(conversation.options), conversation.options_at
+    for member in SAME:
+        name = "max_tokens" if member == "max_output_tokens" else member
+        if (value := left.pop(name, None)) is None:
+            continue
+        if not home and name == "service_tier" and value not in TIERS:
+            lose_option(notes, at, name, value, "no such service_tier here")
+        elif not home and name == "metadata" and not all(type(label) is str for label in value.values()):
+            lose_option(notes, at, name, value, "labels are texts here")
+        else:
+            out[member] = value if home else bounded(value, *BOUNDS.get(member, (None, None)), notes, at, name)
+    effort, verbosity = left.pop("reasoning_effort", None), left.pop("verbosity", None)
+    if (budget := left.pop("reasoning_budget", None)) is not None:
+        effort = effort_word(budget, conversation, notes) or effort
+    if effort is not None and (home or effort in EFFORT_BUDGETS):
+        out["reasoning"] = {"effort": effort}
+    elif effort is not None:
+        lose_option(notes, at, "reasoning_effort", effort, "no such reasoning_effort here")
+    text: dict[str, Any] = {}
+    if verbosity is not None and (home or verbosity in ("low", "medium", "high")):
+        text["verbosity"] = verbosity
+    elif verbosity is not None:
+        lose_option(notes, at, "verbosity", verbosity, "no such verbosity here")
+    if (form := left.pop("response_format", None)) is not None:
+        body = {name: value for name, value in form.items() if name in FORM_MEMBERS}
+        named = {"type": "json_schema", **({} if home else {"name": "answer"}), **body}
+        plain = {"type": "text" if form["type"] == "text" else "json_object"}
+        text["format"] = named if form["type"] == "schema" else plain
+    if text:
+        out["text"] = text
+    if (choice := left.pop("tool_choice", None)) is not None:
+        by_name = {"type": choice.get("kind", "function"), "name": choice.get("name")}
+        out["tool_choice"] = by_name if choice["mode"] == "tool" else choice["mode"]
+    for name, value in left.items():
+        lose_option(notes, at, name, value)
 
 
 # Answers --------------------------------------------------------------------------------------------------------------
 
+USAGE: Final = Counters({
+    "input_tokens": "input", "output_tokens": "output", "input_tokens_details/cached_tokens": "cache_read",
+    "input_tokens_details/cache_write_tokens": "cache_write", "output_tokens_details/reasoning_tokens": "reasoning",
+}, needed=("input", "output", "cache_read", "cache_write", "reasoning"))  # fmt: skip
 
-def read_candidates(members: Members, calls: Calls) -> tuple[ir.Candidate, ...]:
-    """Take what an answer says and why it ended."""
-    (message,) = read_items(members.need("output"), "/output", is_answer=True)
-    raw, stop_at = members.take("status"), "/status"
-    details = members.rest.get("incomplete_details")
+
+def read_answer(document: Json) -> ir.Answer:
+    """Read a response."""
+    rest = members_of(document)
+    if (failed := read_error(document, rest, "output", NAME)) is not None:
+        return failed
+    (message,) = read_items(pop_list(rest, "output"), "/output", is_answer=True)
+    raw, stop_at = pop(rest, "status"), "/status"
+    details = rest.get("incomplete_details")
     reason = details.get("reason") if type(details) is dict and len(details) == 1 else None
     if raw == "incomplete" and type(reason) is str and reason:
-        del members.rest["incomplete_details"]
+        del rest["incomplete_details"]
         raw, stop_at = f"incomplete:{reason}", "/incomplete_details/reason"
-    return (ir.Candidate(message=message, stop=ENDINGS.read(raw, message.parts), stop_raw=raw, stop_at=stop_at),)
+    candidate = ir.Candidate(message=message, stop=ENDINGS.read(raw, message.parts), stop_raw=raw, stop_at=stop_at)
+    if rest.get("object") == "response":
+        del rest["object"]
+    error, usage = rest.get("error"), pop(rest, "usage", dict)
+    words = error.get("message") if type(error) is dict else error
+    return ir.Answer(
+        dialect=NAME, candidates=(candidate,), error=words if type(words) is str else None, id=pop(rest, "id"),
+        model=pop(rest, "model"), created=pop(rest, "created_at", int, float),
+        usage=None if usage is None else USAGE.read(usage, "/usage", NAME), ext=ext_of(NAME, rest),
+    )  # fmt: skip
 
 
-def write_candidates(answer: ir.Answer, out: dict[str, Any], ledger: LossLedger) -> None:
-    """Write what an answer says and why it ended."""
+def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
+    """Write a response."""
+    if answer.error is not None and not answer.candidates:
+        return write_error(answer, notes, ERROR, {})
+    out = without_none({"id": answer.id, "model": answer.model, "created_at": answer.created})
     out["output"] = []
     for candidate in answer.candidates[:1]:
-        out["output"] = write_turn(candidate.message, ledger)
-        out |= status_of(ENDINGS.write(candidate, ledger) or "")
-        ledger.put_ext(candidate, out)
+        out["output"] = write_turn(candidate.message, notes)
+        out |= status_of(ENDINGS.write(candidate, notes) or "")
+        if notes.is_home:
+            added(out, candidate, NAME)
+    for lost in answer.candidates[1:]:
+        notes.drop(lost.at, "candidates", "the target gives one answer")
+    if answer.usage is not None:
+        out["usage"] = USAGE.write(answer.usage, notes)
+    if notes.is_home:
+        added(out, answer, NAME)
+    out.setdefault("object", "response")
+    if notes.is_home:
+        return out
+    # The last three repeat the request, which an answer alone does not know.
+    made = {"id": "resp_translated", "created_at": 0, "model": "unknown", "parallel_tool_calls": True,
+            "tool_choice": "auto", "tools": []}  # fmt: skip
+    return {**made, **without_none(out)}
 
 
 def status_of(word: str) -> dict[str, Any]:
     """Return the members that say why an answer ended."""
     status, _, reason = word.partition(":")
     return {**({"status": status} if status else {}), **({"incomplete_details": {"reason": reason}} if reason else {})}
-
-
-USAGE: Final = Counters({
-    "input_tokens": "input", "output_tokens": "output", "input_tokens_details/cached_tokens": "cache_read",
-    "input_tokens_details/cache_write_tokens": "cache_write", "output_tokens_details/reasoning_tokens": "reasoning",
-}, needed=("input", "output", "cache_read", "cache_write", "reasoning"))  # fmt: skip
-PLACES: Final = {
-    "id": "id", "model": "model", "created": "created_at", "usage": "usage", "stop_detail": "incomplete_details",
-    "system": "instructions", "reasoning_budget": "reasoning", "signature": "encrypted_content", "detail": "detail",
-}  # fmt: skip
 
 
 # Streams, read --------------------------------------------------------------------------------------------------------
@@ -600,7 +804,7 @@ class StreamReader(BlockReader):
 
     def _part_added(self, chunk: Json) -> list[ir.StreamEvent]:
         item, place = self._item(chunk, "message"), _place(chunk)
-        part = BLOCKS.read(chunk.get("part"), f"{item.at}/content/{place}")
+        part = read_block(chunk.get("part"), f"{item.at}/content/{place}")
         if (item.key, place) in self.open or item.kind == "reasoning" or not isinstance(part, ir.Text | ir.Refusal):
             return []
         return self._open(item, place, part)
@@ -656,7 +860,7 @@ class StreamReader(BlockReader):
         found = chunk.get("annotation")
         if key not in self.open or type(found) is not dict:
             return []
-        return [self.more(key, "", "citation", CITATIONS.read(found, "/annotations/0"))]
+        return [self.more(key, "", "citation", read_citation(found, "/annotations/0"))]
 
     def _done(self, chunk: Json) -> list[ir.StreamEvent]:
         raw = chunk.get("item")
@@ -864,18 +1068,12 @@ def _content(part: ir.Part, text: str, ledger: LossLedger) -> dict[str, Any]:
         return {"type": "refusal", "refusal": text}
     if isinstance(part, ir.Thinking):
         return {"type": "summary_text", "text": text}
-    citations = CITATIONS.write(part, ledger) if text else []  # type: ignore[arg-type]
+    citations = write_citations(part, ledger) if text else []  # type: ignore[arg-type]
     return {"type": "output_text", "text": text, "annotations": citations, "logprobs": []}
 
 
-DIALECT: Final = TableDialect(
-    NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, options=OPTIONS,
-    read_messages=read_messages, write_messages=write_messages, tools=TOOLS,
-    required={"model": "unknown"}, read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE,
-    endings=ENDINGS, reply="output", answer_head={"object": "response"}, error=ERROR,
-    # The last three repeat the request, which an answer alone does not know.
-    answer_required={"id": "resp_translated", "created_at": 0, "model": "unknown", "parallel_tool_calls": True,
-                     "tool_choice": "auto", "tools": []},
-    read_stream=StreamReader, write_stream=StreamWriter, event_name=type_name, limits=LIMITS, places=PLACES,
-    listed="/input",
-).dialect()  # fmt: skip
+DIALECT: Final = Dialect(
+    NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, read_request=read_request,
+    write_request=write_request, read_answer=read_answer, write_answer=write_answer, read_stream=StreamReader,
+    write_stream=StreamWriter, event_name=type_name, usage=USAGE, endings=ENDINGS, error=ERROR, limits=LIMITS,
+)  # fmt: skip

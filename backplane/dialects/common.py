@@ -456,7 +456,7 @@ def members_at(members: Mapping[str, Any], at: str) -> Iterator[tuple[str, Any]]
     """Yield pointer and value of the members of an extension slot; of an object the members that are left."""
     for name, value in members.items():
         if type(value) is dict and value:
-            yield from members_at(value, f"{at}/{name}")
+            yield from members_at(value, item_of(at) if name == ".." else f"{at}/{name}")
         elif value not in (None, [], {}):
             yield f"{at}/{name}", value
 
