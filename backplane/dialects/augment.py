@@ -14,8 +14,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.dialects import LossPolicy, StreamTranslation, check_losses, codec, dialect, ir
-from backplane.dialects.common import LossLedger, escape, json_text, parse_json, read_arguments
+from backplane.dialects import LossPolicy, StreamTranslation, check_losses, dialect, ir
+from backplane.dialects.common import LossLedger, escape, json_text, members_of, parse_json, read_arguments
 from backplane.dialects.limits import CUT_CALL
 from backplane.dialects.outcome import has_cut_call
 from backplane.dialects.pairing import paired
@@ -98,7 +98,7 @@ class Members:
     def __init__(self, value: Json, at: str, ledger: LossLedger) -> None:
         self.at = at
         self.ledger = ledger
-        self.left = codec.Members(value, at).rest
+        self.left = members_of(value, at)
 
     def each(self, kind: type[K], *names: str) -> Iterator[tuple[str, K]]:
         """Take every member of this type under these names, with its pointer; null and empty ones are nothing."""
@@ -144,7 +144,7 @@ class Members:
 
     def rest(self) -> dict[str, Any]:
         """Return what was not taken and says something, as entries of an extension slot."""
-        return {escape(key): value for key, value in self.left.items() if value not in NOTHING}
+        return {key: value for key, value in self.left.items() if value not in NOTHING}
 
     def ext(self) -> ir.Ext:
         """Return what was not taken as the extension slot of a node."""
@@ -154,7 +154,7 @@ class Members:
     def lose_rest(self) -> None:
         """Report what was not taken."""
         for key, value in self.rest().items():
-            self.ledger.drop(f"{self.at}/{key}", "extension", f"only {NAME} knows it", value)
+            self.ledger.drop(f"{self.at}/{escape(key)}", "extension", f"only {NAME} knows it", value)
 
     def lose_ids(self) -> None:
         """Report ids by which only the client's own service knows an exchange."""

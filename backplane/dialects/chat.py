@@ -45,7 +45,7 @@ from backplane.dialects.common import (
     without_none,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
-from backplane.dialects.outcome import Endings
+from backplane.dialects.outcome import Endings, has_cut_call
 from backplane.dialects.streams import BlockReader, BlockWriter, Incoming, Key, begun, failure, whole_events
 from backplane.dialects.vendor import Dialect, read_error, write_error
 
@@ -778,7 +778,8 @@ def _write_choice(candidate: ir.Candidate, place: int, flavour: Flavour, notes: 
     choice: dict[str, Any] = {"message": message, "index": place}
     raw = candidate.stop_raw
     word = ENDINGS.write(candidate, notes)
-    if notes.source in SISTERS and raw in OWN_STOPS and ENDINGS.read(raw, source.parts) == candidate.stop:
+    is_whole = notes.source in SISTERS and not has_cut_call(source.parts)
+    if is_whole and raw in OWN_STOPS and ENDINGS.read(raw, source.parts) == candidate.stop:
         word = raw
     if word is not None:
         choice["finish_reason"] = word

@@ -92,32 +92,10 @@ def escape(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1") if "~" in key or "/" in key else key
 
 
-def unescape(step: str) -> str:
-    return step.replace("~1", "/").replace("~0", "~") if "~" in step else step
-
-
 def kind_of(value: Json, tag: str = "type") -> str | None:
     """Return what an object says in its member `tag` that it is; None when it says nothing readable."""
     kind = value.get(tag) if type(value) is dict else None
     return kind if type(kind) is str else None
-
-
-def put(out: dict[str, Any], path: str, value: Any, *, anew: bool = True) -> None:
-    """Write a value at a path of members.
-
-    Args:
-        anew: replace what stands there already.
-    """
-    *steps, last = path.split("/")
-    for step in steps:
-        inner = out.setdefault(unescape(step), {})
-        if type(inner) is not dict:
-            return
-        out = inner
-    if anew:
-        out[unescape(last)] = value
-    else:
-        out.setdefault(unescape(last), value)
 
 
 # Members --------------------------------------------------------------------------------------------------------------
@@ -261,9 +239,6 @@ def take_cache(rest: dict[str, Any], name: str = "cache_control") -> dict[str, A
 
 # Notes ----------------------------------------------------------------------------------------------------------------
 
-Kin = Mapping[str, Mapping[str, type[Any]]]
-"""Dialect of the same family → the members that the target takes from it, and of which type."""
-
 
 class LossLedger:
     """The losses of one direction; made by whoever reads or writes a document.
@@ -274,10 +249,9 @@ class LossLedger:
         is_answer: what is written is said by the model, not to it.
     """
 
-    def __init__(self, source: str, target: str, kin: Kin | None = None, *, is_answer: bool = False) -> None:
+    def __init__(self, source: str, target: str, *, is_answer: bool = False) -> None:
         self.source = source
         self.target = target
-        self.kin = kin or {}
         self.is_answer = is_answer
         self.is_home: bool = source == target
         self.losses: list[ir.Loss] = []
@@ -328,20 +302,6 @@ class LossLedger:
             )
         return tuple(self.losses)
 
-    def put_ext(self, node: ir.Node, out: dict[str, Any]) -> None:
-        """Write a node's own members back; those of another dialect become losses."""
-        for dialect, entries in node.ext.items():
-            kin = entries if dialect == self.target else self.kin.get(dialect, {})
-            for path, value in entries.items():
-                is_items = path[:3] == "../"  # of the item that holds the block
-                if path in kin and (kin is entries or type(value) is kin[path]):
-                    if not is_items:
-                        put(out, path, value, anew=False)
-                    continue
-                at = f"{item_of(node.at)}/{path[3:]}" if is_items else f"{node.at}/{path}"
-                if value not in (None, [], {}):
-                    self.drop(at, "extension", f"only {self.source} knows it", value)
-
     def lose_part(self, part: ir.Part, reason: str | None = None) -> None:
         """Report a block that the target has no word for."""
         code, words = CODES.get(type(part), ("part", f"{type(part).__name__} has no counterpart here"))
@@ -351,17 +311,13 @@ class LossLedger:
             words = f"{part.label} has no counterpart"
         found = getattr(part, "payload", None) or getattr(part, "text", None) or getattr(part, "data", None)
         self.drop(part.at, code, reason or words, found)
-        self.put_ext(part, {})
 
     def plain_text(self, parts: tuple[ir.Part, ...]) -> str:
         """Write a result or the head of a request as one text for a dialect that takes only that."""
         for part in parts:
             if isinstance(part, ir.Media) and part.text is not None:
                 self.degrade(part.at, "media", "a document of plain text became a text")
-                self.put_ext(part, {})
-            elif isinstance(part, ir.Text):
-                self.put_ext(part, {})
-            else:
+            elif not isinstance(part, ir.Text):
                 self.lose_part(part)
         return "\n".join(part.text for part in parts if isinstance(part, ir.Text | ir.Media) and part.text is not None)
 
@@ -456,9 +412,9 @@ def members_at(members: Mapping[str, Any], at: str) -> Iterator[tuple[str, Any]]
     """Yield pointer and value of the members of an extension slot; of an object the members that are left."""
     for name, value in members.items():
         if type(value) is dict and value:
-            yield from members_at(value, item_of(at) if name == ".." else f"{at}/{name}")
+            yield from members_at(value, item_of(at) if name == ".." else f"{at}/{escape(name)}")
         elif value not in (None, [], {}):
-            yield f"{at}/{name}", value
+            yield f"{at}/{escape(name)}", value
 
 
 # Counters -------------------------------------------------------------------------------------------------------------

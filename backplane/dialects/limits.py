@@ -179,7 +179,6 @@ def _without_empty(messages: tuple[Message, ...], ledger: LossLedger) -> tuple[M
         ledger.drop(message.at, "part", "a message without content is refused here")
         if message.name is not None:
             ledger.drop(f"{message.at}/name", "role", "a message has no name here", message.name)
-        ledger.put_ext(message, {})
     if not out and messages:
         last = messages[-1]
         ledger.synthesise(last.at, "required", f"a request has words here; it says {WORDLESS}")

@@ -28,8 +28,6 @@ class Endings(msgspec.Struct, frozen=True):
     """What is said for each reason; for an unknown one a word of the cautious side."""
     unended: frozenset[str] = frozenset()
     """Words of an answer that goes on."""
-    kin_words: frozenset[str] = frozenset()
-    """Words that dialects of the same family share, so that they are taken as they are."""
 
     def read(self, raw: str | None, parts: tuple[Part, ...] = (), *, calls: bool = False) -> Stop | None:
         """Return what a word means, None where it is no end; an end after a call is the call's.
@@ -48,8 +46,7 @@ class Endings(msgspec.Struct, frozen=True):
         if not ledger.is_home and stop in RUNNABLE and has_cut_call(parts):
             ledger.degrade(candidate.stop_at, "stop", "a call was cut, so that it must not be run")
             return self.words["max_tokens"]
-        takes_raw = ledger.is_home or (ledger.source in ledger.kin and raw in self.kin_words)
-        if takes_raw and raw is not None and self.read(raw, parts) == stop:
+        if ledger.is_home and raw is not None and self.read(raw, parts) == stop:
             return raw
         if ledger.is_home and stop is None:
             return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -13,9 +12,8 @@ from backplane.contract.capability import Manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
 from backplane.dialects import agent_events
-from backplane.dialects.codec import Members, RequestOption, Tools, read_options, write_options
-from backplane.dialects.common import Calls, Counters, Kin, LossLedger, members_at, nodes_of
-from backplane.dialects.ir import Answer, Candidate, Conversation, Message, ToolOutput, ToolUse, Translated
+from backplane.dialects.common import Counters, LossLedger, members_at, nodes_of
+from backplane.dialects.ir import Answer, Conversation, Message, ToolOutput, ToolUse, Translated
 from backplane.dialects.limits import ServerLimits, check_meaning, fitted, runnable
 from backplane.dialects.outcome import Endings
 from backplane.dialects.schemas import accepted_tool
@@ -74,7 +72,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """What an error says beside its message."""
     error_head: Mapping[str, Json] = {}
     """Members beside an error."""
-    kin: Kin = {}
     limits: ServerLimits = ServerLimits()
     """What the server refuses although its types take it."""
     shares: Callable[[str, str, Json], bool] = shares_none
@@ -90,7 +87,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def from_ir(self, conversation: Conversation) -> Translated[Json]:
         """Write a request. Raises `TranslationError` where its meaning would break."""
-        ledger = LossLedger(conversation.dialect, self.NAME, self.kin)
+        ledger = LossLedger(conversation.dialect, self.NAME)
         if not ledger.is_home:
             return Translated(self._foreign(conversation, ledger), ledger.done())
         if conversation.raw is not None and self.to_ir(conversation.raw).value == conversation:
@@ -134,7 +131,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def response_from_ir(self, answer: Answer) -> Translated[Json]:
         """Write a response."""
-        ledger = LossLedger(answer.dialect, self.NAME, self.kin, is_answer=True)
+        ledger = LossLedger(answer.dialect, self.NAME, is_answer=True)
         if ledger.is_home and answer.raw is not None and self.response_to_ir(answer.raw).value == answer:
             return Translated(answer.raw)
         if not ledger.is_home:
@@ -165,158 +162,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     def map_stream_event(self, chunk: Json, state: agent_events.State) -> list[AgentEvent]:
         """Say one chunk as agent events; a call comes whole, when its arguments have ended."""
         return agent_events.say(state.reader.read(chunk), state)
-
-
-class TableDialect(msgspec.Struct, frozen=True, kw_only=True):
-    """One vendor's dialect: tables, and functions for what no table says; a vendor's file ends with its own."""
-
-    NAME: str
-    TOOL_NAMES: Mapping[str, str]
-    """The names that the vendor's agent gives its tools → neutral names."""
-    CAPABILITIES: Manifest
-    """What a bare model behind it can do, by the contract's abilities."""
-    DEFAULTS: Mapping[str, Json]
-    """`model` and options of an order that says none."""
-    DONE: bool = False
-    """Whether a stream ends with the word `[DONE]`."""
-
-    # Requests
-    options: tuple[RequestOption, ...]
-    """Tried in this order when a request is read; the first row of a name writes it."""
-    read_messages: Callable[[Members, Calls], list[Message]]
-    """Takes the messages from a request."""
-    write_messages: Callable[[Conversation, dict[str, Any], LossLedger], None]
-    """Writes the messages into a request."""
-    tools: Tools
-    required: Mapping[str, Json] = {}
-    """Members that a request must have, and what is written where the source did not say them."""
-    finish: Callable[[dict[str, Any], Conversation, LossLedger], None] | None = None
-    """Mends a written request of another vendor, where one member forbids another."""
-    listed: str = "/messages"
-    """Pointer of the list of messages."""
-    model_member: str = "model"
-    tools_member: str = "tools"
-
-    # Answers
-    reply: str = "choices"
-    """Member that holds what was said; a body without it says an error."""
-    read_candidates: Callable[[Members, Calls], tuple[Candidate, ...]]
-    """Takes from an answer what was said, and why it ended."""
-    write_candidates: Callable[[Answer, dict[str, Any], LossLedger], None]
-    """Writes into an answer what was said, and why it ended."""
-    usage: Counters
-    endings: Endings
-    answer_head: Mapping[str, Json] = {}
-    """Members that say what kind of document an answer is."""
-    answer_required: Mapping[str, Json] = {}
-    """Members that an answer must have, and what is written where the source did not say them."""
-    error: Mapping[str, Json] = {}
-    """What an error says beside its message."""
-    error_head: Mapping[str, Json] = {}
-    """Members beside an error."""
-
-    # Streams
-    read_stream: Callable[[Dialect], BlockReader]
-    """Makes the reader of one stream's chunks."""
-    write_stream: Callable[[Dialect, str], BlockWriter]
-    """Makes the writer of one stream's chunks, for events of the dialect given."""
-    event_name: Callable[[Json], str | None] = no_name
-    """Returns the name under which a chunk is sent; None where it has none."""
-
-    # Both
-    kin: Kin = {}
-    limits: ServerLimits = ServerLimits()
-    """What the server refuses although its types take it."""
-    places: Mapping[str, str] = {}
-    """An answer's `id`, `model`, `created` and `usage` → its member."""
-    spell: bool = False
-    """Whether members have a second spelling, in snake_case."""
-
-    # By the tables
-
-    def read_request(self, request: Json) -> Conversation:
-        """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
-        calls, members = Calls(), Members(request, "", spell=self.spell)
-        messages = self.read_messages(members, calls)
-        options, places = read_options(members, self.options)
-        name = self.tools_member
-        # An empty list stays, so that it is written again.
-        found = members.take(name, list) or () if members.rest.get(name) else ()
-        tools = tuple(tool for place, one in enumerate(found) for tool in self.tools.read_all(one, f"/{name}/{place}"))
-        return Conversation(
-            dialect=self.NAME, messages=tuple(messages), model=members.take(self.model_member), tools=tools,
-            options=options, options_at=places, ext=members.ext(self.NAME),
-        )  # fmt: skip
-
-    def write_request(self, conversation: Conversation, ledger: LossLedger) -> dict[str, Any]:
-        """Write a request."""
-        out: dict[str, Any] = {}
-        if conversation.model is not None:
-            out[self.model_member] = conversation.model
-        self.write_messages(conversation, out, ledger)
-        if tools := self.tools.write_all(conversation.tools, ledger):
-            out[self.tools_member] = tools
-        write_options(conversation, out, ledger, self.options)
-        ledger.put_ext(conversation, out)
-        if not ledger.is_home:
-            require(out, self.required)
-            if self.finish is not None:
-                self.finish(out, conversation, ledger)
-        return out
-
-    def read_answer(self, response: Json) -> Answer:
-        """Read a response; a body that only says an error becomes an answer without candidates."""
-        calls, members = Calls(), Members(response, "", spell=self.spell)
-        rest = members.rest
-        error: Any = rest.get("error")
-        words = error.get("message") if type(error) is dict else error
-        if rest.get(self.reply) is None and ("error" in rest or rest.get("object") == "error"):
-            words = words or rest.get("message")
-            words = words if type(words) is str else "unknown error"
-            return Answer(dialect=self.NAME, candidates=(), error=words, ext=members.ext(self.NAME))
-        candidates = self.read_candidates(members, calls)
-        for name, value in self.answer_head.items():
-            members.skip(name, value)
-        at = members.place(self.places["usage"])
-        usage = members.take(self.places["usage"], dict)
-        head = {name: members.take(self.places[name]) for name in ("id", "model") if name in self.places}
-        if "created" in self.places:
-            head["created"] = members.take(self.places["created"], int, float)
-        return Answer(
-            dialect=self.NAME, candidates=candidates, error=words if type(words) is str else None, **head,
-            usage=None if usage is None else self.usage.read(usage, at, self.NAME), ext=members.ext(self.NAME),
-        )  # fmt: skip
-
-    def write_answer(self, answer: Answer, ledger: LossLedger) -> dict[str, Any]:
-        """Write a response; an answer without candidates is an error in the target's words."""
-        out: dict[str, Any] = {}
-        if answer.error is not None and not answer.candidates:
-            ledger.put_ext(answer, out)
-            if not (ledger.is_home and out):
-                out = {**self.error_head, "error": {**self.error, "message": answer.error}, **out}
-            return out
-        for name in ("id", "model", "created"):
-            if name in self.places and (value := getattr(answer, name)) is not None:
-                out[self.places[name]] = value
-        self.write_candidates(answer, out, ledger)
-        if answer.usage is not None:
-            out[self.places["usage"]] = self.usage.write(answer.usage, ledger)
-        ledger.put_ext(answer, out)
-        for name, value in self.answer_head.items():
-            out.setdefault(name, value)
-        if not ledger.is_home:
-            require(out, self.answer_required)
-        return out
-
-    def dialect(self) -> Dialect:
-        """Return the value that all dialects are."""
-        return Dialect(
-            NAME=self.NAME, TOOL_NAMES=self.TOOL_NAMES, CAPABILITIES=self.CAPABILITIES, DEFAULTS=self.DEFAULTS,
-            DONE=self.DONE, read_request=self.read_request, write_request=self.write_request,
-            read_answer=self.read_answer, write_answer=self.write_answer, read_stream=self.read_stream,
-            write_stream=self.write_stream, event_name=self.event_name, usage=self.usage, endings=self.endings,
-            error=self.error, error_head=self.error_head, kin=self.kin, limits=self.limits,
-        )  # fmt: skip
 
 
 def read_error(document: dict[str, Any], rest: dict[str, Any], reply: str, name: str) -> Answer | None:
@@ -364,20 +209,12 @@ def outside(
                 ledger.degrade(message.at, "order", "system text in the middle became part of the head")
             system.append(message)
         elif others and others[-1].role == "tool" and message.role in ("tool", "user") and not ledger.is_home:
-            ledger.put_ext(others[-1], {})
             parts = (*others[-1].parts, *message.parts)
             others[-1] = msgspec.structs.replace(message, parts=parts, flat=None)
         else:
             others.append(message)
     if not system or (len(system) == 1 and ledger.is_home):
         return (system[0] if system else None), others
-    for message in system:
-        ledger.put_ext(message, {})
     parts = tuple(part for message in system for part in message.parts)
     flat = system[0].flat if len(system) == 1 else False
     return msgspec.structs.replace(system[0], parts=parts, flat=flat, ext={}), others
-
-
-def require(out: dict[str, Any], members: Mapping[str, Any]) -> None:
-    """Write what a document must have and the source did not say; the comparison names it."""
-    out.update({key: copy.copy(value) for key, value in members.items() if out.get(key) is None})

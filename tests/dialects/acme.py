@@ -9,100 +9,191 @@ from typing import Any, Final
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import NATIVE, Manifest
-from backplane.dialects.codec import Block, Blocks, Members, RequestOption, Tools
-from backplane.dialects.common import NUMBER, Calls, Counters, LossLedger
-from backplane.dialects.ir import (
-    Answer,
-    Candidate,
-    Conversation,
-    Message,
-    Part,
-    Role,
-    Stop,
-    Stopped,
-    StreamEvent,
-    Text,
-    Thinking,
-    ToolOutput,
-    ToolUse,
+from backplane.dialects import ir
+from backplane.dialects.common import (
+    NUMBER,
+    Counters,
+    LossLedger,
+    added,
+    arguments_object,
+    bounded,
+    ext_of,
+    lose_option,
+    members_of,
+    pop,
+    pop_inner,
+    pop_list,
+    put_back,
+    read_content,
+    without_none,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key
-from backplane.dialects.vendor import TableDialect
+from backplane.dialects.vendor import Dialect, read_error, write_error
 
 NAME: Final = "acme"
-ROLES: Final[dict[str, Role]] = {"boss": "system", "human": "user", "robot": "assistant", "machine": "tool"}
+ROLES: Final[dict[str, ir.Role]] = {"boss": "system", "human": "user", "robot": "assistant", "machine": "tool"}
 WHO: Final = {role: who for who, role in ROLES.items()}
-STOPS: Final[dict[str, Stop]] = {
-    "happy": "end",
-    "full": "max_tokens",
-    "calling": "tool_use",
-    "blocked": "content_filter",
-}
-STOP_WORDS: Final[dict[Stop | None, str]] = {
+EFFORTS: Final = {"lazy": "low", "busy": "medium", "mad": "high"}
+STOPS: Final[dict[str, ir.Stop]] = {
+    "happy": "end", "full": "max_tokens", "calling": "tool_use", "blocked": "content_filter",
+}  # fmt: skip
+STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     "end": "happy", "stop_sequence": "happy", "max_tokens": "full", "tool_use": "calling", "content_filter": "blocked",
     "refusal": "blocked", "error": "blocked", "pause": "full", "cancelled": "full", "other": "full", None: "full",
 }  # fmt: skip
 ENDINGS: Final = Endings(STOPS, STOP_WORDS)
-OPTIONS: Final = (
-    RequestOption("limits/tokens", "max_tokens", (int,), least=1, most=9999),
-    RequestOption("mood", "temperature", NUMBER, least=0, most=1),
-    RequestOption("effort", "reasoning_effort", words={"lazy": "low", "busy": "medium", "mad": "high"}),
-)
 USAGE: Final = Counters({"heard": "input", "spoken": "output"}, total="")
 
 
-BLOCKS: Final = Blocks(NAME, (
-    Block("text", Text, {"text!": "text"}),
-    Block("thought", Thinking, {"words!": "text"}),
-    Block("call", ToolUse, {"id!": "id", "tool!": "name", "with!": "input"}, types={"input": (dict,)}),
-    Block("result", ToolOutput, {"id!": "id", "says": "content", "failed": "is_error"},
-          types={"content": (list,), "is_error": (bool,)}),
-))  # fmt: skip
+# Blocks ---------------------------------------------------------------------------------------------------------------
 
 
-def read_turn(value: Json, at: str) -> Message:
-    members = Members(value, at)
-    who, say = members.take("who"), members.take("say", list) or ()
-    parts = tuple(BLOCKS.read(block, f"{at}/say/{place}") for place, block in enumerate(say))
-    return Message(role=ROLES.get(who or "", "user"), parts=parts, native_role=who, at=at, ext=members.ext(NAME))
+def read_block(value: Json, at: str) -> ir.Part:
+    rest = value.copy() if type(value) is dict else {}
+    kind = pop(rest, "type")
+    if kind == "text" and (text := pop(rest, "text")) is not None:
+        return ir.Text(text=text, at=at, ext=ext_of(NAME, rest))
+    if kind == "thought" and (text := pop(rest, "words")) is not None:
+        return ir.Thinking(text=text, at=at, ext=ext_of(NAME, rest))
+    if kind == "call" and [type(rest.get(name)) for name in ("id", "tool", "with")] == [str, str, dict]:
+        call_id, name, given = rest.pop("id"), rest.pop("tool"), rest.pop("with")
+        return ir.ToolUse(id=call_id, name=name, input=given, at=at, ext=ext_of(NAME, rest))
+    if kind == "result" and (call_id := pop(rest, "id")) is not None:
+        content, _ = read_content(rest, "says", at, read_block)
+        failed = pop(rest, "failed", bool)
+        return ir.ToolOutput(id=call_id, content=content, is_error=failed, at=at, ext=ext_of(NAME, rest))
+    return ir.Opaque(dialect=NAME, label=str(kind), payload=value, at=at)
 
 
-def read_messages(members: Members, calls: Calls) -> list[Message]:
-    return [read_turn(turn, f"/turns/{place}") for place, turn in enumerate(members.need("turns"))]
+def write_block(part: ir.Part, notes: LossLedger) -> Json:
+    out: dict[str, Any]
+    match part:
+        case ir.Opaque() if part.dialect == NAME:
+            return part.payload
+        case ir.Text() | ir.Refusal():
+            out = {"type": "text", "text": part.text}
+        case ir.Thinking() if part.redacted is None:
+            out = {"type": "thought", "words": part.text}
+        case ir.ToolUse():
+            out = {"type": "call", "id": part.id, "tool": part.name, "with": arguments_object(part, notes)}
+        case ir.ToolOutput():
+            says = write_blocks(part.content, notes)
+            out = without_none({"type": "result", "id": part.id, "says": says, "failed": part.is_error})
+        case ir.Media() if part.text is not None:
+            out = {"type": "text", "text": part.text}
+        case _:
+            notes.lose_part(part)
+            return None
+    return added(out, part, NAME) if notes.is_home else out
 
 
-def write_messages(conversation: Conversation, out: dict[str, Any], ledger: LossLedger) -> None:
+def write_blocks(parts: tuple[ir.Part, ...], notes: LossLedger) -> list[Json]:
+    return [block for part in parts if (block := write_block(part, notes)) is not None]
+
+
+# Requests -------------------------------------------------------------------------------------------------------------
+
+
+def read_request(document: Json) -> ir.Conversation:
+    rest = members_of(document)
+    messages = tuple(read_turn(turn, f"/turns/{place}") for place, turn in enumerate(pop_list(rest, "turns")))
+    tools = tuple(read_tool(tool, f"/gadgets/{place}") for place, tool in enumerate(pop(rest, "gadgets", list) or ()))
+    limits = pop_inner(rest, "limits")
+    found = {
+        "max_tokens": ("/limits/tokens", pop(limits, "tokens", int)),
+        "temperature": ("/mood", pop(rest, "mood", *NUMBER)),
+        "reasoning_effort": ("/effort", EFFORTS.get(pop(rest, "effort") or "")),
+    }
+    put_back(rest, "limits", limits)
+    return ir.Conversation(
+        dialect=NAME, messages=messages, tools=tools, model=pop(rest, "robot"), ext=ext_of(NAME, rest),
+        options={name: value for name, (_, value) in found.items() if value is not None},
+        options_at={name: at for name, (at, value) in found.items() if value is not None},
+    )  # fmt: skip
+
+
+def read_turn(value: Json, at: str) -> ir.Message:
+    rest = members_of(value, at)
+    who, (parts, _) = pop(rest, "who"), read_content(rest, "say", at, read_block)
+    return ir.Message(role=ROLES.get(who or "", "user"), parts=parts, native_role=who, at=at, ext=ext_of(NAME, rest))
+
+
+def read_tool(value: Json, at: str) -> ir.ToolSpec:
+    rest = members_of(value, at)
+    name, about, takes = pop(rest, "tool"), pop(rest, "about"), pop(rest, "takes", dict)
+    return ir.ToolSpec(name=name or "unnamed", description=about, schema=takes, at=at, ext=ext_of(NAME, rest))
+
+
+def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str, Any]:
+    out: dict[str, Any] = {} if conversation.model is None else {"robot": conversation.model}
     out["turns"] = []
     for message in conversation.messages:
-        turn = {"who": WHO[message.role], "say": BLOCKS.write_all(message.parts, ledger)}
-        ledger.put_ext(message, turn)
-        out["turns"].append(turn)
+        turn = {"who": WHO[message.role], "say": write_blocks(message.parts, notes)}
+        out["turns"].append(added(turn, message, NAME) if notes.is_home else turn)
+    gadgets = [write_tool(tool, notes) for tool in conversation.tools]
+    if gadgets := [gadget for gadget in gadgets if gadget is not None]:
+        out["gadgets"] = gadgets
+    left, at = dict(conversation.options), conversation.options_at
+    if (limit := left.pop("max_tokens", None)) is not None:
+        out["limits"] = {"tokens": bounded(limit, 1, 9999, notes, at, "max_tokens")}
+    if (mood := left.pop("temperature", None)) is not None:
+        out["mood"] = bounded(mood, 0, 1, notes, at, "temperature")
+    word = next((word for word, effort in EFFORTS.items() if effort == left.get("reasoning_effort")), None)
+    if word is not None:
+        out["effort"] = word
+        del left["reasoning_effort"]
+    for name, value in left.items():
+        lose_option(notes, at, name, value)
+    return added(out, conversation, NAME) if notes.is_home else out
 
 
-TOOLS: Final = Tools(BLOCKS, {"name": "tool", "description": "about", "schema": "takes"})
+def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
+    if tool.kind == "server":
+        notes.drop(tool.at, "tool", f"{tool.name} is run by {notes.source} itself")
+        return None
+    out = without_none({"tool": tool.name, "about": tool.description, "takes": tool.schema})
+    return added(out, tool, NAME) if notes.is_home else out
 
 
-def read_candidates(members: Members, calls: Calls) -> tuple[Candidate, ...]:
-    say = tuple(BLOCKS.read(block, f"/say/{place}") for place, block in enumerate(members.need("say")))
-    raw = members.take("outcome")
-    message = Message(role="assistant", parts=say)
-    return (Candidate(message=message, stop=ENDINGS.read(raw, say), stop_raw=raw, stop_at="/outcome"),)
+# Answers --------------------------------------------------------------------------------------------------------------
 
 
-def write_candidates(answer: Answer, out: dict[str, Any], ledger: LossLedger) -> None:
+def read_answer(document: Json) -> ir.Answer:
+    rest = members_of(document)
+    if (failed := read_error(document, rest, "say", NAME)) is not None:
+        return failed
+    say = tuple(read_block(block, f"/say/{place}") for place, block in enumerate(pop_list(rest, "say")))
+    raw, bill = pop(rest, "outcome"), pop(rest, "bill", dict)
+    message = ir.Message(role="assistant", parts=say)
+    candidate = ir.Candidate(message=message, stop=ENDINGS.read(raw, say), stop_raw=raw, stop_at="/outcome")
+    return ir.Answer(
+        dialect=NAME, candidates=(candidate,), id=pop(rest, "number"), model=pop(rest, "robot"),
+        usage=None if bill is None else USAGE.read(bill, "/bill", NAME), ext=ext_of(NAME, rest),
+    )  # fmt: skip
+
+
+def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
+    if answer.error is not None and not answer.candidates:
+        return write_error(answer, notes, {}, {})
+    out = without_none({"number": answer.id, "robot": answer.model})
     for candidate in answer.candidates[:1]:
-        out["say"] = BLOCKS.write_all(candidate.message.parts, ledger)
-        out["outcome"] = ENDINGS.write(candidate, ledger)
+        out |= {"say": write_blocks(candidate.message.parts, notes), "outcome": ENDINGS.write(candidate, notes)}
+    if answer.usage is not None:
+        out["bill"] = USAGE.write(answer.usage, notes)
+    return added(out, answer, NAME) if notes.is_home else out
+
+
+# Streams --------------------------------------------------------------------------------------------------------------
 
 
 class Reader(BlockReader):
     """Reads pieces: `begin` a block, `more` of it, `bill`, `outcome`."""
 
-    def read(self, chunk: Json) -> list[StreamEvent]:
+    def read(self, chunk: Json) -> list[ir.StreamEvent]:
         if "begin" in chunk:
-            return [*self.end_all(), *self.begin("block", BLOCKS.read(chunk["begin"], "/say"))]
+            return [*self.end_all(), *self.begin("block", read_block(chunk["begin"], "/say"))]
         if "more" in chunk:
             return [self.more("block", chunk["more"])]
         if "bill" in chunk:
@@ -115,28 +206,26 @@ class Writer(BlockWriter):
 
     is_serial = True
 
-    def begin(self, key: Key, part: Part) -> list[Json] | None:
-        if not isinstance(part, Text | Thinking):
+    def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
+        if not isinstance(part, ir.Text | ir.Thinking):
             return None
         self.opened[key] = True
-        member = ("text", "text") if isinstance(part, Text) else ("thought", "words")
+        member = ("text", "text") if isinstance(part, ir.Text) else ("thought", "words")
         return [{"begin": {"type": member[0], member[1]: ""}}]
 
-    def piece(self, key: Key, text: str, part: Part) -> list[Json]:
+    def piece(self, key: Key, text: str, part: ir.Part) -> list[Json]:
         return [{"more": text}]
 
-    def whole(self, key: Key, part: Part) -> list[Json] | None:
-        return [{"begin": block} for block in BLOCKS.write_all((part,), self.ledger)] or None
+    def whole(self, key: Key, part: ir.Part) -> list[Json] | None:
+        return [{"begin": block} for block in write_blocks((part,), self.ledger)] or None
 
-    def stop(self, event: Stopped) -> list[Json]:
+    def stop(self, event: ir.Stopped) -> list[Json]:
         return [{"outcome": self.words[event.choice]}]
 
 
-DIALECT: Final = TableDialect(
+DIALECT: Final = Dialect(
     NAME=NAME, TOOL_NAMES={}, CAPABILITIES=Manifest({"streaming": NATIVE}), DEFAULTS={"model": "acme-1"},
-    options=OPTIONS, read_messages=read_messages, write_messages=write_messages, tools=TOOLS,
-    listed="/turns", model_member="robot", tools_member="gadgets", reply="say",
-    read_candidates=read_candidates, write_candidates=write_candidates, usage=USAGE, endings=ENDINGS,
-    read_stream=Reader, write_stream=Writer, limits=ServerLimits(tool_name=Spelling("[a-z_]", 16)),
-    places={"id": "number", "model": "robot", "usage": "bill"},
-).dialect()  # fmt: skip
+    read_request=read_request, write_request=write_request, read_answer=read_answer, write_answer=write_answer,
+    read_stream=Reader, write_stream=Writer, usage=USAGE, endings=ENDINGS,
+    limits=ServerLimits(tool_name=Spelling("[a-z_]", 16)),
+)  # fmt: skip
