@@ -7,7 +7,6 @@ across · M5 read, not replayed · M6 to another vendor and back.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -80,24 +79,24 @@ def across(document: Any, source: str, target: str, kind: str) -> Any:
 def silent(document: Any, done: Any, source: str, target: str, kind: str) -> list[str]:
     """Return what does not come back equal from a translation and is not named by it."""
     back = writer(source, kind)(reader(target, kind)(done.value).value)
-    named = {loss.path for loss in done.losses}
-    found = differ.unequal(document, spelled_as(back.value, document) if source == "gemini" else back.value)
-    return [at for at in found if not differ.is_named(at, named)]
+    named = {path for loss in done.losses for path in (loss.path, camel(loss.path))}
+    return [at for at in unequal(source, document, back.value) if not differ.is_named(at, named)]
 
 
-def spelled_as(value: Any, like: Any) -> Any:
-    """Spell the members of a document in snake_case where another document does."""
-    words = set(re.findall(r'"([a-z]+(?:_[a-z]+)+)":', json.dumps(like)))
+def camel(value: Any) -> Any:
+    """Write a pointer, or the members of a document, in camelCase: Google takes both spellings."""
+    if isinstance(value, str):
+        return re.sub("(?<=[a-z])_([a-z])", lambda found: found[1].upper(), value)
+    if isinstance(value, list):
+        return [camel(one) if isinstance(one, dict | list) else one for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {camel(key): camel(one) if isinstance(one, dict | list) else one for key, one in value.items()}
 
-    def spelled(inner: Any) -> Any:
-        if isinstance(inner, list):
-            return [spelled(one) for one in inner]
-        if not isinstance(inner, dict):
-            return inner
-        snakes = {key: re.sub("[A-Z]", lambda found: "_" + found[0].lower(), key) for key in inner}
-        return {snakes[key] if snakes[key] in words else key: spelled(one) for key, one in inner.items()}
 
-    return spelled(value)
+def unequal(source: str, document: Any, back: Any) -> list[str]:
+    """Return what does not come back equal, in camelCase where the vendor takes two spellings."""
+    return differ.unequal(*((camel(document), camel(back)) if source == "gemini" else (document, back)))
 
 
 def m2(corpus: Corpus = CONTRACTS, *, with_types: bool = True) -> Iterator[Finding]:
@@ -333,8 +332,8 @@ def m6(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
                     continue
                 named = {loss.path for loss in (*there.losses, *back.losses) if loss.kind == "synthesised"}
                 named |= {loss.path for loss in there.losses}
-                again = spelled_as(back.value, document) if source == "gemini" else back.value
-                wrong = [at for at in differ.unequal(document, again) if not differ.is_named(at, named)]
+                named |= set(map(camel, named))
+                wrong = [at for at in unequal(source, document, back.value) if not differ.is_named(at, named)]
                 yield where, str(wrong) if wrong else None
 
 
