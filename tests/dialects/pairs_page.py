@@ -228,10 +228,12 @@ A dialect (`dialect("claude")`) has `to_ir`, `from_ir`, `response_to_ir`, `respo
 ## Losses
 
 Each has a `path` (JSON pointer into the source), a `kind` (dropped, degraded, synthesised, refused), a `code` and a
-reason; values are never copied. What only changes its form has the code `shape` and does not count for `--strict`.
-What would change the meaning is an error and no loss: state that the vendor keeps (`previous_response_id`, a
-container, a cache), a result without its call, a forced tool that only the other vendor runs. What was read is
-compared with what is read back from what was written, block by block; what does not return is named.
+reason; values are never copied. Losses are found by one comparison: the written document is read by the target, written
+back by the source's dialect, and what does not come back equal is named. Null, absent and empty are one, and so are a
+text and a list of one text. What the way back mends by itself (a limit, an order, a picture that moved) the writer
+notes. Additions that the target requires have the kind `synthesised` and the code `required`; they do not count for
+`--strict`. What would change the meaning is an error and no loss: state that the vendor keeps (`previous_response_id`,
+a container, a cache), a result without its call, a forced tool that only the other vendor runs.
 
 | code | meaning |
 |---|---|
@@ -253,42 +255,31 @@ your own, an entry point instead:
 acme = "your_package.acme:DIALECT"
 ```
 
-`tests/dialects/acme.py` is a whole one for a made-up vendor. In its order:
+`tests/dialects/acme.py` is a whole one for a made-up vendor. The functions stand in this order in every file:
 
 1. **Words.** Roles, and `Endings(stops, words)`: the vendor's reasons to stop → ours, and ours → the vendor's. Every
    reason of `ir.Stop` and `None` needs a word; where the vendor has none, one that does not say that all went well.
-2. **Counters.** `Counters({{"heard": "input"}})`: path → field of `ir.TokenCounts`; `apart` where the vendor counts a
-   field beside another one, `total=""` where it says no sum, `needed` for what it always says.
-3. **Blocks.** A row a kind: `Block("text", Text, {{"text!": "text"}})` is the vendor's word, our block, and
-   path → field; `!` marks what must be there. `types` where a value is no text; `read` and `write` for the rest, which
-   return False for what cannot be read or said: then it stays native, or is a loss. `Blocks` says in which member the
-   word stands (`tag`), which kind is plain words (`text`), where a proof (`signature`) or a breakpoint of the cache
-   stands that any block may have, and how a text says where it is from (`Citations`).
-4. **Messages.** `Turns(BLOCKS, ROLES, "who", "say")` reads and writes those of two members; `outside` parts the system
-   text from them, `ledger.plain_text` makes one text of blocks. `read_messages(members, calls)` takes them from the
-   `Members` of a request, `write_messages(conversation, out, ledger)` puts them into `out`. What nobody takes is kept
-   for the vendor as `ext`. Whoever makes a node without a table gives it `at`, `raw` and `ext=members.ext(NAME)`;
-   whoever writes one calls `ledger.put_ext`, and gives back `raw` while it is `ledger.unchanged`. `ledger.is_home` is
-   true on the way back to where it came from.
-5. **Options.** A row each: `RequestOption("limits/tokens", "max_tokens", (int,), least=1)` is a path of members, a
-   name of `ir.OPTIONS`, the types it may have and what the server takes (of a list, `most` is its length). `words` are
-   vendor → ours, `forms` what an object looks like on both sides, with a `Hole` where any value stands. What no row
-   says, `read` and `write` of the row do.
-6. **Tools.** `Tools(BLOCKS, {{"name": "tool"}})`: field of `ir.ToolSpec` → path; anything else is run by the vendor.
-7. **Answers.** `read_candidates` and `write_candidates`: what was said as one message, and why it ended.
-8. **Streams.** A reader has `handlers`, kind of a chunk → what reads it (`tag` is the member that says the kind), or
-   its own `read`. They say `begun(id, model)`, `self.begin(key, part)`, `self.more(key, text)`, `self.end(key)`,
-   `self.count(counters, at)`, `self.stop(word, at)`, `failure(…)` and, at a last chunk, `self.finish()`. A writer gives
-   templates: `head`; `begin` notes in `self.opened` what it calls the block, or returns None for one that is written
-   `whole`; `piece`, `close`, `stop` or `end` (the word is in `self.words`, which is empty where the stream failed;
-   `counted()` are the counters), `fail`. Flags say what the target cannot do: `is_serial`, `has_choices`,
-   `has_refusals`, `takes_objects`. Both find the tables of counters, endings and errors in their `dialect`.
-9. **The value.** Each member of `Dialect` is described in `backplane/dialects/vendor.py`; most have a default.
+2. **`read_block`, `write_block`.** Copy the object, `pop` what is known, and leave the rest in `ext_of(NAME, rest)`. A
+   block of an unknown kind is an `ir.Opaque`. To write, `match` on our blocks; on the way home (`notes.is_home`)
+   `added` puts the rest back. A block without a word here is named by `notes.lose_part`.
+3. **`read_request`, `write_request`.** `members_of`, `pop_list`, `pop_inner` and `put_back` take members, `read_content`
+   a text or a list of blocks, `take_options` options of the same value; `options_at` says where each was. `bounded` and
+   `lose_option` name what the server refuses. `outside` parts the system text from the messages.
+4. **`read_answer`, `write_answer`.** What was said as one message, and why it ended; `read_error` and `write_error` are
+   for bodies that only say an error. `Counters({{"heard": "input"}})` reads and writes token counters: path → field of
+   `ir.TokenCounts`; `apart` where the vendor counts a field beside another one, `total=""` where it says no sum.
+5. **`StreamReader`.** `handlers`, kind of a chunk → what reads it (`tag` is the member that says the kind), or its own
+   `read`: `begun(id, model)`, `self.begin(key, part)`, `self.more(key, text)`, `self.end(key)`,
+   `self.count(counters, at)`, `self.stop(word, at)`, `failure(…)` and, at a last chunk, `self.finish()`.
+6. **`StreamWriter`.** Templates: `head`; `begin` notes in `self.opened` what it calls the block, or returns None for a
+   block that is written `whole`; `piece`, `close`, `stop` or `end` (the word is in `self.words`, which is empty where
+   the stream failed; `counted()` are the counters), `fail`. Flags say what the target cannot do: `is_serial`,
+   `has_choices`, `has_refusals`, `takes_objects`.
+7. **The value.** Each member of `Dialect` is described in `backplane/dialects/vendor.py`; most have a default.
 
 Then the measures: `tests/dialects/measures.py` says what M1 to M6 are, `test_measures.py` runs them. They want a corpus
 (`contracts/dialects/NAME/` for a row of the table), a judge (`referees.py`: the vendor's SDK, else types written from
-its page), what its server refuses (`rules.py`), and its words that say only a kind, a reason or a count
-(`KIND_WORDS` and `COUNTERS` of `differ.py`, `STOP_WORDS` of `measures.py`).
+its page), what its server refuses (`rules.py`), and its reasons to stop (`STOP_WORDS` of `measures.py`).
 """
 
 
