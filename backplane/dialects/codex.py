@@ -458,7 +458,7 @@ def write_turn(message: ir.Message, notes: LossLedger) -> list[Json]:
 
 
 def _write_said(parts: list[ir.Part], message: ir.Message, notes: LossLedger) -> list[Json]:
-    flat = False if notes.is_answer and message.flat is not True else message.flat
+    flat = False if notes.is_answer and not (notes.is_home and message.flat) else message.flat
     content = write_content(parts, flat, notes, "output_text")
     out: dict[str, Any] = {"type": "message", "role": "assistant", "content": content}
     # A message that was read says how it was written; any other has every member that the vendor's type requires.

@@ -263,8 +263,8 @@ acme = "your_package.acme:DIALECT"
    block of an unknown kind is an `ir.Opaque`. To write, `match` on our blocks; on the way home (`notes.is_home`)
    `added` puts the rest back. A block without a word here is named by `notes.lose_part`.
 3. **`read_request`, `write_request`.** `members_of`, `pop_list`, `pop_inner` and `put_back` take members,
-   `read_content` a text or a list of blocks, `take_options` options of the same value; `options_at` says where each was.
-   `bounded` and `lose_option` name what the server refuses. `outside` parts the system text from the messages.
+   `read_content` a text or a list of blocks, `take_options` options of the same value; `options_at` says where each
+   was. `bounded` and `lose_option` name what the server refuses. `outside` parts the system text from the messages.
 4. **`read_answer`, `write_answer`.** What was said as one message, and why it ended; `read_error` and `write_error` are
    for bodies that only say an error. `Counters({{"heard": "input"}})` reads and writes token counters: path → field of
    `ir.TokenCounts`; `apart` where the vendor counts a field beside another one, `total=""` where it says no sum.
