@@ -96,9 +96,7 @@ def not_begun(run: Run) -> bool:
     """Return True if nothing of a host and no event is kept of a run, only the order, its sandbox and its end."""
     assert run.folder is not None
     facts = [json.loads(line)["fact"] for line in (run.folder / "head.jsonl").read_text().splitlines()]
-    return (
-        facts in (["order", "sealed"], ["order", "held", "sealed"]) and (run.folder / "trace.jsonl").read_bytes() == b""
-    )
+    return facts in (["order"], ["order", "held"]) and (run.folder / "trace.jsonl").read_bytes() == b""
 
 
 def memory(work: sidecar.Work, host: sidecar.Host | None = None, **options: Any) -> Backend:

@@ -236,7 +236,7 @@ def find(name: str, settings: Settings, environ: Mapping[str, str]) -> ProcessBa
 
 
 class BackendRow(msgspec.Struct, frozen=True):
-    """What a backend's settings say about its host, without a look at this machine.
+    """A backend's settings about its host; this machine is not looked at.
 
     Attributes:
         argv: the host's command.

@@ -31,10 +31,10 @@ _HEAD: Final = (
 
 
 class ProjectInstructions(NamedTuple):
-    """The instructions that hold for a folder.
+    """Project instructions that apply to a folder.
 
     Attributes:
-        text: the files' texts, the farthest folder's first; empty if there are none.
+        text: the files' texts, the farthest folder's first; empty if no folder has one.
         files: one row for each file as the receipt has it: `path` (relative to the workspace), `sha256` and `bytes` of
             the part that was read, and `cut_from`, the file's whole size, if it was cut.
     """
