@@ -47,6 +47,8 @@ ASKED: dict[str, dict[str, Any]] = {
     "mcp_servers": {"config": RuntimeConfig(vendor={"abp": {"mcp_servers": [{"name": "x", "command": "true"}]}})},
     "output_schema": {"config": RuntimeConfig(vendor={"abp.output_schema": SCHEMA})},
     "mode": {"config": RuntimeConfig(vendor={"abp": {"mode": "passthrough"}})},
+    "project_instructions": {"config": RuntimeConfig(vendor={"abp": {"project_instructions": False}})},
+    "wait_for_limit_s": {"config": RuntimeConfig(vendor={"abp": {"wait_for_limit_s": 5}})},
 }
 NOTHING: dict[str, Any] = {
     "history": [],
@@ -57,6 +59,8 @@ NOTHING: dict[str, Any] = {
     "mcp_servers": [],
     "output_schema": None,
     "mode": "mapped",
+    "project_instructions": True,
+    "wait_for_limit_s": 0,
 }
 """The same settings where they ask for nothing."""
 
@@ -125,6 +129,7 @@ async def test_an_example_in_another_language_refuses_what_it_does_not_do(
 @pytest.mark.parametrize("name", OF_HOST)
 async def test_the_api_host_heeds_or_refuses(name: str, backplane_home: Path, root: Path) -> None:
     turns = [Turn(calls=(Call("read_file", {"path": "none"}),)), Turn(text='{"n": 7}')]
+    (root / "AGENTS.md").write_text(f"say {name}-from-the-project\n")
     run, _, server = await solve(backplane_home, turns, job(root, **ASKED[name]))
     if name not in table.HEEDS["api"]:
         check_refused(run, name)
@@ -144,6 +149,10 @@ async def test_the_api_host_heeds_or_refuses(name: str, backplane_home: Path, ro
         case "mcp_servers":
             warnings = [event.message for event in run.receipt.trace if isinstance(event, Warned)]
             assert any("the MCP server 'x' is not there" in words for words in warnings)
+        case "project_instructions":
+            assert f"{name}-from-the-project" not in shown
+        case "wait_for_limit_s":
+            assert run.receipt.outcome == "complete"  # `tests/test_limits.py` has a limit, and waits for it.
         case _:
             assert len(sent) == 1, "the second turn is not asked for"
             assert run.receipt.outcome == "partial"
