@@ -273,7 +273,8 @@ def test_every_file_and_command_that_a_page_names_is_there(page: str) -> None:
         file = PAGES[page].parent / path if path else PAGES[page]
         assert file.exists(), target
         headings = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.M) if anchor else []
-        assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings], target
+        anchors = [re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings]
+        assert not anchor or anchor in anchors, target
     for name in re.findall(r"`backplane ([a-z]+)", text):
         assert name in {known.partition(" ")[0] for known in (*COMMANDS, "help")}, name
 

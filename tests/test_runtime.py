@@ -264,7 +264,7 @@ async def test_a_redirected_root_reaches_the_host_whole(backplane_home: Path, ro
     got = seen[0].order
     assert got.workspace.root != str(root)
     assert msgspec.structs.replace(got, workspace=wanted.workspace) == wanted
-    assert seen[0].extensions == ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "session/1")
+    assert seen[0].extensions == ("cancel/1", "ping/1", "ask/1", "input/1", "interrupt/1", "session/1", "subagent/1")
 
 
 # Many runs ------------------------------------------------------------------------------------------------------------
