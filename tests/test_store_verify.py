@@ -15,6 +15,7 @@ from backplane.contract.canonical import encode as canonical_bytes
 from backplane.contract.canonical import sha256_hex
 from backplane.contract.receipt import BackendIdentity, Verification
 from backplane.errors import StoreError
+from backplane.receipts import memory
 from backplane.receipts.bundle import export
 from backplane.receipts.database import COVERED, ChainCheckpoint, link_of
 from backplane.receipts.pieces import canonical_chunks, seal
@@ -84,6 +85,8 @@ def test_verify_finds_a_changed_receipt(six: Store, damage: str) -> None:
     }
     changes[damage]()
     assert {finding.run_id for finding in six.verify_all().findings} == {six.list()[3].run_id}
+    assert len(list(memory.remembered(six))) == 6
+    assert six.count_prunable(keep=0) == 6
 
 
 def test_a_changed_run_id_leads_to_no_other_folder(six: Store, tmp_path: Path) -> None:

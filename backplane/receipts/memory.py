@@ -163,7 +163,7 @@ def of_row(store: Store, row: ReceiptRow) -> Remembered:
     try:
         data = store.body(row)
         body = _read_body(data) if data else body
-    except msgspec.MsgspecError:  # A changed row: `verify` is the answer to that.
+    except (msgspec.MsgspecError, StoreError):  # An altered or missing receipt: `verify` finds it.
         pass
     added = _member(body.usage_raw, "backplane")
     asked = _asked(opening)

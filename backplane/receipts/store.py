@@ -387,7 +387,9 @@ class Store:
     ) -> int:
         """Count the receipts whose content `prune` would remove; the store may be open for reading only."""
         rows = self._prunable(keep, ended_before_ms, bytes_max)
-        return sum(1 for row in rows if recovery.is_run_id(row.run_id) and self.body(row))
+        with self._locked() as connection:
+            whole = {run_id for (run_id,) in connection.execute("SELECT run_id FROM receipts WHERE NOT pruned")}
+        return sum(1 for row in rows if row.run_id in whole)
 
     def _prunable(self, keep: int | None, ended_before_ms: int | None, bytes_max: int | None) -> Rows:
         rows = self.list(database.INTEGER_MAX)
