@@ -36,10 +36,13 @@ if TYPE_CHECKING:
 ASKS_OPEN_MAX: Final = 64
 """Limit of asks that wait for an answer at once; further ones are decided at once, without hooks or a person."""
 
+ASKS_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Size limit of all waiting asks, far above what agents write; a single larger ask waits if no other does."""
+
 REMEMBERED_MAX: Final = 1000
 """Limit of tools and kinds of command with a remembered answer in a run; the caller is asked about others again."""
 
-_TOO_MANY: Final = f"{ASKS_OPEN_MAX} asks are open already"
+_TOO_MANY: Final = f"{ASKS_OPEN_MAX} asks, or {ASKS_BYTES_MAX} bytes of them, are open already"
 
 OnAsk = Callable[[Approval], Awaitable[Decision] | Decision]
 
@@ -71,6 +74,7 @@ class Approvals:
         self._observing, self._observed = 0, anyio.Event()
         """Number of sub-agents whose end is being observed by hooks, and the event that is set at zero."""
         self._unsent: list[bytes] = []
+        self._bytes = 0
         self._remembered: dict[tuple[str, ...], Decision] = {}
         """Decisions for the rest of the run, by the key that `remembered_by` returns."""
 
@@ -141,7 +145,9 @@ class Approvals:
         decision, by = approvals.judge(self._facts.policy, ask, root=self._facts.root), "policy"
         is_denied = decision is not None and decision.decision == "deny"
         hooks = self.hooks.of(ask, decision) if self.hooks is not None and not is_denied else ()
-        may_wait = len(self.open) < ASKS_OPEN_MAX
+        size = len(raised.lines)
+        fits = not self.open or self._bytes + size <= ASKS_BYTES_MAX
+        may_wait = fits and len(self.open) < ASKS_OPEN_MAX
         if hooks and not may_wait:
             decision, by, hooks = Decision(decision="deny", reason=_TOO_MANY), "default", ()
         elif decision is None and not hooks:
@@ -153,7 +159,8 @@ class Approvals:
         if decision is not None and not hooks and not saves:
             return [raised, *self._answer(ask, decision, by=by)]
         self.open[ask.id] = ask
-        self.host.start_soon(self._decide, ask, raised.events[0], hooks, decision)
+        self._bytes += size
+        self.host.start_soon(self._decide, ask, size, raised.events[0], hooks, decision)
         return [raised]
 
     def _without_caller(self, ask: wire.Ask) -> tuple[Decision | None, str]:
@@ -166,7 +173,7 @@ class Approvals:
         return None, "caller"
 
     async def _decide(
-        self, ask: wire.Ask, event: AgentEvent, hooks: tuple[Hook, ...], decided: Decision | None
+        self, ask: wire.Ask, size: int, event: AgentEvent, hooks: tuple[Hook, ...], decided: Decision | None
     ) -> None:
         """Make a checkpoint, ask the hooks, ask the caller if the ask is still undecided, and answer."""
         assert self.host is not None
@@ -185,6 +192,7 @@ class Approvals:
             decided = approvals.changed(ask, decided, f"hook {changed!r} changed it")
             by = "hook" if by == "policy" else by
         del self.open[ask.id]
+        self._bytes -= size
         self.host.progressed()
         if not self._ending.over.is_set():
             self._record.add(self._answer(ask, decided, by=by))

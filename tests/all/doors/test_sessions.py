@@ -290,7 +290,8 @@ async def test_a_session_whose_process_was_killed_has_what_its_receipt_says(grou
     id = killed(KILLED, str(ground.home), *argv)
     async with ground.registry() as registry, await registry.get("words").resume(id) as session:
         (turn,) = session.file.turns
-        assert (turn.stop_reason, turn.messages) == ("user_interrupt", (UserMessage(content="wait for me"),))
+        said = (UserMessage(content="wait for me"), AgentMessage(content="waiting"))
+        assert (turn.stop_reason, turn.messages) == ("user_interrupt", said)
         assert turn.receipt_sha256
         said = msgspec.json.decode((await session.run("go on")).text)
     assert "User: wait for me" in said["task"]

@@ -190,7 +190,9 @@ TRIED = {
     "abp.backend": "tests/all/doors/test_heeded.py: an order names its backend where nothing else does",
     "abp.children_budget_tokens": "tests/all/doors/test_budgets.py",
     "abp.children_budget_usd_micros": "tests/all/doors/test_budgets.py",
+    "abp.project_instructions": "tests/test_instructions.py, test_instructions",
     "abp.pure": "tests/test_cache.py",
+    "abp.wait_for_limit_s": "tests/test_limits.py, test_limits",
 }  # fmt: skip
 """Settings that other tests try with each host, or that are the control plane's alone, and where."""
 
