@@ -257,7 +257,8 @@ class Live:
     def _write_end(self, run: Run) -> None:
         """Write to stdout what comes last there."""
         shown = self._terminal
-        if self._outlet.gone:
+        is_stuck = self._signal is not None and not select.select([], [streams.STDOUT], [], PATIENCE_S)[1]
+        if self._outlet.gone or is_stuck:  # After a signal, a reader that does not read is not waited for.
             return
         if self.args.json:
             for chunk in messages.ending(run, ref_id=run.id, line_bytes_max=self.settings.limits.line_bytes_max):
