@@ -278,7 +278,7 @@ def test_what_is_named_as_in_the_way_is_all_that_is_in_the_way() -> None:
 def test_a_decision_is_the_same_however_often_it_is_made() -> None:
     draw = random.Random(5)
     data, order = world(draw), task(draw)
-    assert decided(data, order, "balanced").told() == decided(data, order, "balanced").told()
+    assert decided(data, order, "balanced") == decided(data, order, "balanced")
 
 
 # Single rules ---------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def show(
         backend = decision.option.name if decision.option is not None else None
     if as_json:
         shown = msgspec.structs.replace(work, config=msgspec.structs.replace(work.config, env={}))
-        route = decision.told() if decision is not None else None
+        route = decision
         streams.write_record(DryRun(backend=backend, order=shown, route=route))
     elif explain or backend is None:
         for option in decision.options if decision is not None else ():

@@ -11,14 +11,14 @@ from typing import Final
 import anyio
 import anyio.to_thread
 import msgspec
+from msgspec.structs import replace
 
 from backplane.contract.events import CommandExecuted
 from backplane.contract.work import WorkOrder, WorkspaceSpec
-from backplane.errors import BackplaneError, ConfigError, WorkspaceError, require_type
+from backplane.errors import ConfigError, WorkspaceError, require_type
 from backplane.policy.rules import PROFILES
 from backplane.receipts.audit import patch_claim, record_hash
-from backplane.routing.driver import attempt_of
-from backplane.routing.intervals import Comparison, Summary, Trial, judge, mean, share
+from backplane.routing.intervals import Comparison, Trial, summed_up, verdicts_on
 from backplane.runtime.cache import tree_sha256
 from backplane.runtime.orders import make_order
 from backplane.runtime.place import quota_of
@@ -88,7 +88,6 @@ async def compare(
     """
     order, chosen = make_order(order), [read_side(side) if isinstance(side, str) else side for side in sides]
     _require_sides(plane, chosen, repeat)
-    replace = msgspec.structs.replace
     order = replace(order, lane="patch_first", workspace=replace(order.workspace, mode="staged"))
     root = Path(order.workspace.root)
     if not await anyio.to_thread.run_sync(root.is_dir):
@@ -113,31 +112,13 @@ async def compare(
 
 def so_far(order: WorkOrder, check: str | None, sides: Sequence[Side], trials: Sequence[Trial]) -> Comparison | None:
     """Sum up the runs so far; None until each side has one."""
-    found = []
-    for side in sides:
-        runs = [trial for trial in trials if trial.side == side.name]
-        if not runs:
-            return None
-        good = [run for run in runs if run.succeeded]
-        found.append(
-            Summary(
-                side=side.name,
-                runs=len(runs),
-                succeeded=len(good),
-                success=share(len(good), len(runs)),
-                cost_usd_micros=mean([run.cost_usd_micros for run in good]),
-                duration_ms=mean([run.duration_ms for run in good]),
-                patches=len({run.patch_sha256 for run in runs if run.patch_sha256 is not None}),
-            )
-        )
-    verdicts = (
-        judge("success", {one.side: one.success for one in found}),
-        judge("cost", {one.side: one.cost_usd_micros for one in found}),
-        judge("duration", {one.side: one.duration_ms for one in found}),
-    )
+    of_side = {side.name: [trial for trial in trials if trial.side == side.name] for side in sides}
+    if not all(of_side.values()):
+        return None
+    found = tuple(summed_up(name, runs) for name, runs in of_side.items())
     root = str(order.workspace.root)
     return Comparison(
-        task=order.task, root=root, check=check, sides=tuple(found), verdicts=verdicts, trials=tuple(trials)
+        task=order.task, root=root, check=check, sides=found, verdicts=verdicts_on(found), trials=tuple(trials)
     )
 
 
@@ -165,30 +146,21 @@ def _require_sides(plane: ControlPlane, sides: Sequence[Side], repeat: int) -> N
 
 
 async def _trial(plane: ControlPlane, order: WorkOrder, side: Side, check: str | None, number: int, id: str) -> Trial:
-    replace = msgspec.structs.replace
-    config = order.config if side.model is None else replace(order.config, model=side.model)
     # Each order needs its own id, which tells the receipts of one comparison apart.
-    one = replace(order, id=WorkOrder(order.task).id, config=config)
-    told = {"id": id, "side": side.name, "round": number}
-    async with plane.start(one, side.backend, added={"compare": told}) as run:
+    one = replace(order, id=WorkOrder(order.task).id)
+    if side.model is not None:
+        one = replace(one, config=replace(order.config, model=side.model))
+    async with plane.start(one, side.backend, added={"compare": {"id": id, "side": side.name, "round": number}}) as run:
         await run.wait()
-    checked = None
-    if check is not None and run.stored.outcome == "complete":
-        checked = await _check(plane, run, check)
-    return _told(side, number, run, checked)
-
-
-def _told(side: Side, number: int, run: Run, checked: Run | None) -> Trial:
-    receipt = run.stored
-    cost = receipt.usage.estimated_cost_usd
+    receipt, cost = run.stored, run.stored.usage.estimated_cost_usd
     files = changes(_patch_lines(run))
-    sha256 = patch_claim(receipt).get("sha256") if files else None
+    checked = await _check(plane, run, check) if check is not None and receipt.outcome == "complete" else None
     return Trial(
         side=side.name,
         round=number,
         run_id=run.id,
         outcome=receipt.outcome,
-        code=attempt_of(run).code,
+        code=run.error.code if run.error is not None else None,
         duration_ms=receipt.meta.duration_ms,
         cost_usd_micros=round(cost * 1_000_000) if cost is not None and cost < 1e9 else None,
         input_tokens=receipt.usage.input_tokens,
@@ -196,21 +168,19 @@ def _told(side: Side, number: int, run: Run, checked: Run | None) -> Trial:
         files=len(files),
         added=sum(file.added for file in files),
         removed=sum(file.removed for file in files),
-        patch_sha256=sha256 if isinstance(sha256, str) else None,
-        checked=None if checked is None else checked.receipt.outcome == "complete",
+        patch_sha256=patch_claim(receipt).get("sha256") if files else None,
+        checked=None if checked is None else checked.error is None,
         check_run_id=None if checked is None else checked.id,
         check_says=None if checked is None else _check_says(checked),
     )
 
 
 def _check_says(checked: Run) -> str | None:
-    try:
-        checked.check()
-    except BackplaneError as failure:
-        said = failure.message.removeprefix(f"the run ended as {checked.receipt.outcome}: ")
-        commands = [event for event in checked.receipt.trace if isinstance(event, CommandExecuted)]
-        return f"{said} (no such command)" if commands and commands[-1].exit_code == NO_COMMAND else said
-    return None
+    if checked.error is None:
+        return None
+    said = checked.error.message.removeprefix(f"the run ended as {checked.stored.outcome}: ")
+    codes = [event.exit_code for event in checked.stored.trace if isinstance(event, CommandExecuted)]
+    return f"{said} (no such command)" if codes[-1:] == [NO_COMMAND] else said
 
 
 def _patch_lines(run: Run) -> list[str]:

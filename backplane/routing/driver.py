@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -18,10 +18,9 @@ import msgspec
 from msgspec.structs import replace
 
 from backplane.agents.rows import AgentRow
-from backplane.config import BackendSettings, Settings
+from backplane.config import BackendSettings, ModelSettings, Settings
 from backplane.contract.canonical import Json
 from backplane.contract.capability import read_manifest
-from backplane.contract.events import Failed
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, ConfigError
 from backplane.policy.capabilities import supplied
@@ -105,13 +104,24 @@ def look_around(settings: Settings, environ: Mapping[str, str], home: Path, *, n
     """
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     statuses = {status.id: status for status in readiness.known(settings, environ)}
-    names = (*settings.backends, *(name for name in statuses if name not in settings.backends))
-    made = [_candidate(statuses[name], settings, environ, home) for name in names]
     with Store.open(home, readonly=True) as store:
-        runs = list(islice((run for run in remembered(store)), RUNS_MAX))
-    observed = list(_observations(runs, {candidate.name: candidate for candidate in made}))
-    return World(tuple(_now(candidate, runs, observed, now_ms) for candidate in made), Measures(observed, now_ms),
-                 settings, now_ms)  # fmt: skip
+        runs = list(islice(remembered(store), RUNS_MAX))
+    observed, candidates = list[Observation](), list[BackendState]()
+    for name in dict.fromkeys((*settings.backends, *statuses)):
+        candidate = _candidate(statuses[name], settings, environ, home)
+        own = [run for run in runs if run.backend == name]
+        seen = [_observation(run, candidate) for run in own if run.state == "ended"]
+        began = [milliseconds(run.started_at) or 0 for run in own]
+        candidate = replace(
+            candidate,
+            running=sum(run.state == "live" for run in own),
+            began_last_minute=sum(now_ms - MINUTE_MS < began_ms <= now_ms for began_ms in began),
+            circuit_until_ms=circuit_until(seen),
+            limited_until_ms=limited_until(seen),
+        )
+        observed += seen
+        candidates.append(candidate)
+    return World(tuple(candidates), Measures(observed, now_ms), settings, now_ms)
 
 
 # Backends -------------------------------------------------------------------------------------------------------------
@@ -153,56 +163,50 @@ def _why_not_ready(status: readiness.BackendStatus, declared: BackendSettings) -
 
 
 def _models(name: str, declared: BackendSettings, agent: AgentRow | None, settings: Settings) -> tuple[Model, ...]:
-    """The models of a backend, its default first."""
-    prices, base_url, default = declared.options.get("prices"), None, declared.options.get("model")
-    known_service = agent is not None
+    """Return the models of a backend, its default first."""
+    default, is_listed = declared.options.get("model"), agent is not None
     if declared.command is None and (declared.host or name) == presets.HOST:
         try:
             service = presets.read_options(declared.options, name)
-            base_url = None if service.listed else service.base_url
-            known_service, default = True, service.model
+            default, is_listed = service.model, service.listed
         except ConfigError:  # It is not ready either, and says why.
-            known_service = False
+            is_listed = False
     elif agent is not None:
         default = agent.model or default
     names = declared.models or ((default,) if isinstance(default, str) else (None,))
+    prices = declared.options.get("prices")
     own = read_price(prices, f"backends.{name}.options.prices") if prices is not None else None
-    return tuple(_model(each, own, base_url, known_service, settings) for each in names)
+    return tuple(_model(each, own, is_listed, settings) for each in names)
 
 
-def _model(name: str | None, own: Price | None, base_url: str | None, known_service: bool, settings: Settings) -> Model:
-    configured = settings.routing.models.get(name) if name is not None else None
-    facts = facts_of(name) if name is not None and known_service and base_url is None else ModelFacts()
-    price, context_tokens, output_tokens = own or facts.price, facts.context_tokens, None
-    if configured is not None:
-        if configured.prices is not None:
-            price = read_price(configured.prices, f"routing.models.{name}.prices")
-        context_tokens = configured.context_tokens or context_tokens
-        output_tokens = configured.output_tokens
-    return Model(name=name, price=price, context_tokens=context_tokens, output_tokens=output_tokens)
+def _model(name: str | None, own: Price | None, is_listed: bool, settings: Settings) -> Model:
+    """Return a model with its limits and its price: the configured one, else the backend's, else the list price."""
+    facts = facts_of(name) if name is not None and is_listed else ModelFacts()
+    configured = (settings.routing.models.get(name) if name is not None else None) or ModelSettings()
+    price = own or facts.price
+    if configured.prices is not None:
+        price = read_price(configured.prices, f"routing.models.{name}.prices")
+    context_tokens = configured.context_tokens or facts.context_tokens
+    return Model(name=name, price=price, context_tokens=context_tokens, output_tokens=configured.output_tokens)
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
-def _observations(runs: list[Remembered], candidates: Mapping[str, BackendState]) -> Iterator[Observation]:
-    for run in runs:
-        candidate, began_ms = candidates.get(run.backend), milliseconds(run.started_at)
-        if candidate is None or began_ms is None or run.state != "ended":
-            continue
-        yield Observation(
-            backend=run.backend,
-            group=candidate.group,
-            model=_model_of(run, candidate.models),
-            type=run.task_type,
-            began_ms=began_ms,
-            duration_ms=run.duration_ms,
-            cost_usd_micros=run.cost_usd_micros,
-            complete=run.outcome == "complete",
-            reason=run.reason,
-            code=run.code,
-            retry_after_ms=run.retry_after_ms,
-        )
+def _observation(run: Remembered, candidate: BackendState) -> Observation:
+    return Observation(
+        backend=run.backend,
+        group=candidate.group,
+        model=_model_of(run, candidate.models),
+        type=run.task_type,
+        began_ms=milliseconds(run.started_at) or 0,
+        duration_ms=run.duration_ms,
+        cost_usd_micros=run.cost_usd_micros,
+        complete=run.outcome == "complete",
+        reason=run.reason,
+        code=run.code,
+        retry_after_ms=run.retry_after_ms,
+    )
 
 
 def _model_of(run: Remembered, models: tuple[Model, ...]) -> str | None:
@@ -217,19 +221,6 @@ def _names(told: str, name: str) -> bool:
     """Return True if a service's name of a model is this name, has it as a word, or has only a date behind it."""
     plain = DATE.sub("", told)
     return name in (told, plain) or name in re.split(r"[-/:@]", plain)
-
-
-def _now(candidate: BackendState, runs: list[Remembered], observed: list[Observation], now_ms: int) -> BackendState:
-    """Return the backend's state now, by the runs on it."""
-    mine = [run for run in runs if run.backend == candidate.name]
-    own = [one for one in observed if one.backend == candidate.name]
-    return replace(
-        candidate,
-        running=sum(run.state == "live" for run in mine),
-        began_last_minute=sum(now_ms - MINUTE_MS < (milliseconds(run.started_at) or 0) <= now_ms for run in mine),
-        circuit_until_ms=circuit_until(own),
-        limited_until_ms=limited_until(own),
-    )
 
 
 # Orders ---------------------------------------------------------------------------------------------------------------
@@ -304,7 +295,7 @@ class Attempts:
     @property
     def route(self) -> dict[str, Json]:
         """The decision and the earlier attempts, as the receipt has them."""
-        wire: dict[str, Json] = msgspec.to_builtins(self.decision.told())
+        wire: dict[str, Json] = msgspec.to_builtins(self.decision)
         return wire | ({"tried": msgspec.to_builtins(self.tried)} if self.tried else {})
 
     async def after(self, plane: ControlPlane, run: Run) -> bool:
@@ -322,12 +313,8 @@ class Attempts:
         except BackplaneError as error:
             self.stopped = error
             return False
-        before = self._world, self.decision
         self.decide()
-        if self.decision.option is None:
-            self._world, self.decision = before
-            return False
-        return True
+        return self.decision.option is not None
 
 
 async def first_choice(
@@ -390,10 +377,7 @@ async def backend_for(
 
 def attempt_of(run: Run) -> FailoverAttempt:
     """Return a run that has ended as an attempt."""
-    receipt, code = run.stored, run.end_error.code if run.end_error is not None else None
-    if code is None and receipt.outcome != "complete":
-        said = [event.error_code for event in receipt.trace if isinstance(event, Failed)]
-        code = said[-1] if said and isinstance(said[-1], str) else None
+    receipt, code = run.stored, run.error.code if run.error is not None else None
     size, lane = patch_claim(receipt).get("bytes"), receipt.backplane.get("lane")
     used = used_by(receipt, code, was_sent=run.was_sent)
     reason = run.end.reason if run.end is not None else None

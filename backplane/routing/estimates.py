@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Final, Literal
 
 import msgspec
@@ -104,68 +106,58 @@ class Measures:
 
     def __init__(self, observations: Iterable[Observation], now_ms: int) -> None:
         self.observations = tuple(observations)
-        self._runs: dict[tuple[str, str | None], list[Observation]] = {}
         self._now_ms = now_ms
         self._found: dict[tuple[str, str | None, str, str], Estimate | None] = {}
+        self._runs = defaultdict[tuple[str, str | None], list[Observation]](list)
         for one in self.observations:
             if one.reason not in SILENT:
-                self._runs.setdefault((one.group, one.model), []).append(one)
+                self._runs[one.group, one.model].append(one)
 
     def cost(self, group: str, model: str | None, type_: str) -> Estimate | None:
-        """Millionths of a dollar; None where it is unknown."""
+        """Return the expected cost in millionths of a dollar; None if it is unknown."""
         return self._of(group, model, type_, "cost_usd_micros")
 
     def latency(self, group: str, model: str | None, type_: str) -> Estimate | None:
-        """Milliseconds; None where it is unknown."""
+        """Return the expected duration in milliseconds; None if it is unknown."""
         return self._of(group, model, type_, "duration_ms")
 
     def _of(self, group: str, model: str | None, type_: str, member: str) -> Estimate | None:
         key = (group, model, type_, member)
         if key not in self._found:
-            self._found[key] = self._work_out(*key)
+            runs = [
+                (one.type == type_, (weight(one.began_ms, self._now_ms), value, one.complete))
+                for one in self._runs.get((group, model), ())
+                if (value := getattr(one, member)) is not None
+            ]
+            typed = [run for is_typed, run in runs if is_typed]
+            enough = sum(complete and weight > 0 for weight, _, complete in typed) >= TYPED_MIN
+            self._found[key] = estimate(typed if enough else [run for _, run in runs])
         return self._found[key]
-
-    def _work_out(self, group: str, model: str | None, type_: str, member: str) -> Estimate | None:
-        runs = [
-            (one, (weight(one.began_ms, self._now_ms), getattr(one, member), one.complete))
-            for one in self._runs.get((group, model), ())
-            if getattr(one, member) is not None
-        ]
-        typed = [run for one, run in runs if one.type == type_]
-        enough = sum(run[2] and run[0] > 0 for run in typed) >= TYPED_MIN
-        return estimate(typed if enough else [run for _, run in runs])
 
 
 def circuit_until(runs: Iterable[Observation]) -> int:
-    """When a backend may be tried again after failures in a row, in milliseconds since 1970; 0 for at any time.
+    """Return when a backend may be tried again after failures in a row, in milliseconds since 1970; 0 for at any time.
 
     Args:
         runs: of one backend.
     """
-    failed = 0
-    newest = 0
-    for one in sorted((run for run in runs if run.reason not in SILENT), key=_ended_ms, reverse=True):
-        if one.complete or one.code not in CODES or not CODES[one.code].retryable:
-            break
-        newest = newest or _ended_ms(one)
-        failed += 1
-    if failed < CIRCUIT_FAILURES:
+    newest = sorted((run for run in runs if run.reason not in SILENT), key=_ended_ms, reverse=True)
+    failed = list(takewhile(lambda run: not run.complete and run.code in CODES and CODES[run.code].retryable, newest))
+    if len(failed) < CIRCUIT_FAILURES:
         return 0
-    doubled = min(failed - CIRCUIT_FAILURES, 4)  # The fifth is past the most already.
-    return newest + min(CIRCUIT_MS << doubled, CIRCUIT_MS_MAX)
+    doubled = min(len(failed) - CIRCUIT_FAILURES, 4)  # The fifth is past the most already.
+    return _ended_ms(failed[0]) + min(CIRCUIT_MS << doubled, CIRCUIT_MS_MAX)
 
 
 def limited_until(runs: Iterable[Observation]) -> int:
-    """When a service's own limit on requests is over, in milliseconds since 1970; 0 where none was met.
+    """Return when a service's own limit on requests ends, in milliseconds since 1970; 0 if none was met.
 
     Args:
         runs: of one backend.
     """
-    limited = (one for one in runs if one.code == "backend_rate_limited")
-    pauses = (
-        _ended_ms(one) + (RATE_LIMITED_MS if one.retry_after_ms is None else one.retry_after_ms) for one in limited
-    )
-    return max(pauses, default=0)
+    limited = [one for one in runs if one.code == "backend_rate_limited"]
+    pauses = (RATE_LIMITED_MS if one.retry_after_ms is None else one.retry_after_ms for one in limited)
+    return max(map(sum, zip(map(_ended_ms, limited), pauses, strict=True)), default=0)
 
 
 def _ended_ms(one: Observation) -> int:

@@ -7,6 +7,7 @@ if its interval lies wholly on the better side of every other's.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
@@ -108,10 +109,31 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     trials: tuple[Trial, ...]
 
 
+def summed_up(side: str, trials: Sequence[Trial]) -> Summary:
+    """Sum up the runs of one side, one or more."""
+    good = [trial for trial in trials if trial.succeeded]
+    return Summary(
+        side=side,
+        runs=len(trials),
+        succeeded=len(good),
+        success=share(len(good), len(trials)),
+        cost_usd_micros=mean([trial.cost_usd_micros for trial in good]),
+        duration_ms=mean([trial.duration_ms for trial in good]),
+        patches=len({trial.patch_sha256 for trial in trials} - {None}),
+    )
+
+
+def verdicts_on(sides: Sequence[Summary]) -> tuple[Verdict, ...]:
+    """Judge the sides by each measure."""
+    return (
+        judge("success", {one.side: one.success for one in sides}),
+        judge("cost", {one.side: one.cost_usd_micros for one in sides}),
+        judge("duration", {one.side: one.duration_ms for one in sides}),
+    )
+
+
 def share(passed: int, runs: int) -> Interval:
-    """A share in thousandths, with Wilson's interval, which holds for few runs and for all or none, too."""
-    if not runs:
-        return Interval(0, None, None, 0)
+    """Return a share in thousandths, with Wilson's interval, which also holds for few runs, and for all or none."""
     part, square = passed / runs, Z * Z / runs
     middle = (part + square / 2) / (1 + square)
     reach = Z * math.sqrt(part * (1 - part) / runs + square / (4 * runs)) / (1 + square)
@@ -120,16 +142,14 @@ def share(passed: int, runs: int) -> Interval:
 
 
 def mean(values: Sequence[int | None]) -> Interval | None:
-    """A mean with Student's interval; None where there are no values, or any of them is unknown."""
+    """Return a mean with Student's interval; None if there are no values, or if any of them is unknown."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None
-    count = len(known)
-    middle = sum(known) / count
+    count, middle = len(known), statistics.fmean(known)
     if count < 2:
         return Interval(round(middle), None, None, count)
-    spread = math.sqrt(sum((value - middle) ** 2 for value in known) / (count - 1))
-    reach = (T[count - 2] if count - 2 < len(T) else Z) * spread / math.sqrt(count)
+    reach = (T[count - 2] if count - 2 < len(T) else Z) * statistics.stdev(known) / math.sqrt(count)
     return Interval(round(middle), max(math.floor(middle - reach), 0), math.ceil(middle + reach), count)
 
 
@@ -137,25 +157,25 @@ def judge(measure: Measure, found: Mapping[str, Interval | None]) -> Verdict:
     """Say which backend is better by one measure, if the data says so.
 
     Args:
-        found: by backend; more is better for `success`, less for the others.
+        found: by backend, two or more; more is better for `success`, less for the others.
     """
-    unknown = [name for name, one in found.items() if one is None]
-    known = {
-        name: (one.low, one.high)
-        for name, one in found.items()
-        if one is not None and one.runs >= RUNS_MIN and one.low is not None and one.high is not None
-    }
-    few = [name for name in found if name not in known]
-    if len(found) < 2:
-        return Verdict(measure=measure, better=None, why="there is nothing to compare it with")
-    if unknown:
-        return Verdict(measure=measure, better=None, why=f"not known of {', '.join(unknown)}")
-    if few:
-        kind = "runs" if measure == "success" else "successful runs"
-        return Verdict(measure=measure, better=None, why=f"fewer than {RUNS_MIN} {kind} of {', '.join(few)}")
-    for name, (low, high) in known.items():
-        others = [each for each in known if each != name]
-        is_more, is_less = (all(low > known[each][1] for each in others), all(high < known[each][0] for each in others))
-        if is_more if measure == "success" else is_less:
-            return Verdict(measure=measure, better=name, why="its interval lies apart from every other")
-    return Verdict(measure=measure, better=None, why="the intervals overlap")
+    known = {name: one for name, one in found.items() if one is not None}
+    few = [name for name, one in known.items() if one.runs < RUNS_MIN]
+    better, why = None, "the intervals overlap"
+    if len(known) < len(found):
+        why = f"not known of {', '.join(name for name in found if name not in known)}"
+    elif few:
+        why = f"fewer than {RUNS_MIN} {'runs' if measure == 'success' else 'successful runs'} of {', '.join(few)}"
+    else:
+        better = next((name for name in known if _is_apart(name, known, more=measure == "success")), None)
+    if better is not None:
+        why = "its interval lies apart from every other"
+    return Verdict(measure=measure, better=better, why=why)
+
+
+def _is_apart(name: str, known: Mapping[str, Interval], *, more: bool) -> bool:
+    """Return True if the interval lies wholly on the better side of every other; none of them has an unknown end."""
+    pairs = ((known[name], other) for each, other in known.items() if each != name)
+    return all(
+        (one.low or 0) > (other.high or 0) if more else (one.high or 0) < (other.low or 0) for one, other in pairs
+    )

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final, Literal, cast
 
 import msgspec
 
 from backplane.contract.canonical import timestamp_at
-from backplane.contract.capability import CAPABILITIES, Manifest, Requirements
+from backplane.contract.capability import Manifest, Requirements
 from backplane.errors import CapabilityError, ConfigError
 from backplane.policy.capabilities import negotiate
 from backplane.routing.estimates import Estimate, Measures
@@ -23,9 +22,6 @@ from backplane.upstream.cost import Price
 MINUTE_MS: Final = 60_000
 
 MILLION: Final = 1_000_000
-
-TOLD_MAX: Final = 100
-"""Options named in a receipt; the rest is counted."""
 
 Kind = Literal[
     "named_only", "not_ready", "tried", "circuit_open", "rate_limited", "full", "capability", "manifest_unknown",
@@ -77,6 +73,9 @@ class Obstacle(msgspec.Struct, frozen=True):
     subject: str = ""
     """The capability that is missing, for that kind."""
 
+    def __str__(self) -> str:
+        return f"{self.kind} {self.subject}".strip()
+
 
 class Source(msgspec.Struct, frozen=True):
     """Source of a price."""
@@ -120,30 +119,19 @@ class RoutingDecision(msgspec.Struct, frozen=True, kw_only=True):
     """None if no option is eligible, or if a custom strategy took none."""
     options: tuple[Option, ...] = msgspec.field(name="considered")
     """The eligible options from best to worst, then the others in the order of the configuration."""
-    not_told: int = 0
-    """Number of options that are left out of `considered`."""
-
-    def told(self) -> RoutingDecision:
-        """Return the decision for a receipt, with the first `TOLD_MAX` options."""
-        left_out = max(0, len(self.options) - TOLD_MAX)
-        return msgspec.structs.replace(self, options=self.options[:TOLD_MAX], not_told=left_out)
 
     def chosen(self) -> Option:
-        """The option that was chosen.
+        """Return the option that was chosen.
 
         Raises:
             CapabilityError: `capability_unsupported`, nothing can be chosen; the evidence names all obstacles.
         """
         if self.option is not None:
             return self.option
-        lines = [
-            f"{option.name}: {', '.join(f'{one.kind} {one.subject}'.strip() for one in option.obstacles)}"
-            for option in self.options
-            if option.obstacles
-        ]
-        declined = any(not option.obstacles for option in self.options)
+        refused = [option for option in self.options if option.obstacles]
+        why = "; ".join(f"{option.name}: {', '.join(map(str, option.obstacles))}" for option in refused) or None
+        declined = len(refused) < len(self.options)
         fact = "the custom strategy took no backend" if declined else "no backend can take this order"
-        why = "; ".join(lines[:TOLD_MAX]) or None
         hint = "name a backend, or see why each was passed over: backplane run --dry-run -v"
         error = CapabilityError("capability_unsupported", fact, hint=hint, evidence=why)
         if why is not None:
@@ -175,7 +163,6 @@ def choose(
         ConfigError: `config_invalid`, a custom strategy returned what is no index of an option.
     """
     ranks = {name: place for place, name in reversed(list(enumerate(quality)))}
-    look = _Look(task, measures, ranks, tried, now_ms)
     groups = [candidate.group for candidate in candidates]
     ties: dict[str, Key] = {}
     options: list[Option] = []
@@ -184,7 +171,8 @@ def choose(
         spread = zlib.crc32(f"{seed}:{candidate.name}".encode()) if groups.count(candidate.group) > 1 else 0
         load = 1000 * candidate.running // max(candidate.runs_max, 1)
         ties[candidate.name] = (groups.index(candidate.group), load, spread)
-        options += [look.option(candidate, model) for model in candidate.models]
+        of_backend = (*_standing(task, candidate, tried, now_ms), *_able(task, candidate))
+        options += [_option(task, candidate, model, measures, ranks, of_backend) for model in candidate.models]
     eligible = [option for option in options if not option.obstacles]
     replaced = PREFERENCES[task.preference]
     if callable(strategy) and replaced is None:
@@ -242,119 +230,99 @@ def _part(found: Estimate | None, largest: int) -> int:
 # The obstacles --------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Look:
-    """Finds the obstacles of each option for one task."""
+def _option(
+    task: TaskDescriptor,
+    candidate: BackendState,
+    model: Model,
+    measures: Measures,
+    ranks: Ranks,
+    of_backend: tuple[Obstacle, ...],
+) -> Option:
+    latency = measures.latency(candidate.group, model.name, task.type)
+    cost = measures.cost(candidate.group, model.name, task.type) or priced(model, task)
+    price = model.price if cost is not None and cost.basis != "measured" else None
+    return Option(
+        backend=candidate.name,
+        model=model.name,
+        cost=cost,
+        latency=latency,
+        price=Source(price.source, price.read_on) if price is not None else None,
+        context_tokens=msgspec.UNSET if model.context_tokens is None else model.context_tokens,
+        obstacles=(*of_backend, *_fits(task, candidate, model, ranks), *_within(task, cost, latency)),
+    )
 
-    task: TaskDescriptor
-    measures: Measures
-    ranks: Ranks
-    tried: frozenset[str]
-    now_ms: int
-    of_backend: dict[str, tuple[Obstacle, ...]] = field(default_factory=dict)
-    """Backend → the obstacles that all its options share."""
 
-    def option(self, candidate: BackendState, model: Model) -> Option:
-        task = self.task
-        latency = self.measures.latency(candidate.group, model.name, task.type)
-        cost = self.measures.cost(candidate.group, model.name, task.type) or priced(model, task)
-        found = self.of_backend.get(candidate.name)
-        if found is None:
-            found = (*self._standing(candidate), *self._able(candidate))
-            self.of_backend[candidate.name] = found
-        price = model.price if cost is not None and cost.basis != "measured" else None
-        return Option(
-            backend=candidate.name,
-            model=model.name,
-            cost=cost,
-            latency=latency,
-            price=Source(price.source, price.read_on) if price is not None else None,
-            context_tokens=msgspec.UNSET if model.context_tokens is None else model.context_tokens,
-            obstacles=(*found, *self._fits(candidate, model), *self._within(cost, latency)),
-        )
+def _standing(task: TaskDescriptor, candidate: BackendState, tried: frozenset[str], now_ms: int) -> Iterator[Obstacle]:
+    """Yield the obstacles from the backend's present state."""
+    name = candidate.name
+    if candidate.named_only:
+        yield Obstacle("named_only", "it runs only orders that name it", f"name it with --backend {name}")
+    if candidate.not_ready:
+        yield Obstacle("not_ready", candidate.not_ready, candidate.fix or "see `backplane backends`")
+    if name in tried:
+        yield Obstacle("tried", "this order failed there", "give the order again")
+    if now_ms < candidate.circuit_until_ms:
+        until = timestamp_at(candidate.circuit_until_ms * MILLION)
+        yield Obstacle("circuit_open", f"it failed several times in a row; left alone until {until}", "wait")
+    if now_ms < candidate.limited_until_ms:
+        until = timestamp_at(candidate.limited_until_ms * MILLION)
+        yield Obstacle("rate_limited", f"its service wants no request before {until}", "wait")
+    elif candidate.runs_per_minute is not None and candidate.began_last_minute >= candidate.runs_per_minute:
+        fact = f"{candidate.began_last_minute} runs began there in the last minute"
+        yield Obstacle("rate_limited", fact, f"wait until fewer than runs_per_minute = {candidate.runs_per_minute}")
+    places = max(1, candidate.runs_max * SHARES[task.priority] // 1000)
+    if candidate.running >= places:
+        fact = f"{candidate.running} runs are on it; priority {task.priority} may fill {places} places"
+        yield Obstacle("full", fact, "wait, raise the priority, or raise runs_max")
 
-    def _standing(self, candidate: BackendState) -> Iterator[Obstacle]:
-        """Yield the obstacles from the backend's present state."""
-        now_ms, name = self.now_ms, candidate.name
-        if candidate.named_only:
-            yield Obstacle("named_only", "it runs only orders that name it", f"name it with --backend {name}")
-        if candidate.not_ready:
-            yield Obstacle("not_ready", candidate.not_ready, candidate.fix or "see `backplane backends`")
-        if name in self.tried:
-            yield Obstacle("tried", "this order failed there", "give the order again")
-        if now_ms < candidate.circuit_until_ms:
-            until = timestamp_at(candidate.circuit_until_ms * MILLION)
-            yield Obstacle("circuit_open", f"it failed several times in a row; left alone until {until}", "wait")
-        if now_ms < candidate.limited_until_ms:
-            until = timestamp_at(candidate.limited_until_ms * MILLION)
-            yield Obstacle("rate_limited", f"its service wants no request before {until}", "wait")
-        elif candidate.runs_per_minute is not None and candidate.began_last_minute >= candidate.runs_per_minute:
-            fact = f"{candidate.began_last_minute} runs began there in the last minute"
-            yield Obstacle("rate_limited", fact, f"wait until fewer than runs_per_minute = {candidate.runs_per_minute}")
-        places = max(1, candidate.runs_max * SHARES[self.task.priority] // 1000)
-        if candidate.running >= places:
-            fact = f"{candidate.running} runs are on it; priority {self.task.priority} may fill {places} places"
-            yield Obstacle("full", fact, "wait, raise the priority, or raise runs_max")
 
-    def _able(self, candidate: BackendState) -> Iterator[Obstacle]:
-        required, manifest = self.task.requirements, candidate.manifest
-        if not required:
-            return
-        if manifest is None:
-            strangers = tuple(one for one in required if one.capability not in CAPABILITIES)
-            for finding in negotiate(Requirements(strangers), Manifest()).findings:
-                own = f"drop {finding.capability}, or name it with --backend {candidate.name} if it has one of its own"
-                yield Obstacle("manifest_unknown", finding.reason, own)
-            if strangers:
-                return
-            names = ", ".join(requirement.capability for requirement in required)
-            fact = f"{names} required, and it never said hello here"
-            yield Obstacle("manifest_unknown", fact, f"run it once with --backend {candidate.name}")
-            return
-        levels = manifest.levels
-        here = [(levels.get(one.capability), one.min_support) for one in required]
-        if all(level is not None and level.satisfies(least) for level, least in here):
-            return
+def _able(task: TaskDescriptor, candidate: BackendState) -> Iterator[Obstacle]:
+    """Yield the requirements that the backend's manifest does not meet."""
+    required, manifest = task.requirements, candidate.manifest
+    if required and manifest is None:
+        names = ", ".join(requirement.capability for requirement in required)
+        fact = f"{names} required, and it never said hello here"
+        yield Obstacle("manifest_unknown", fact, f"run it once with --backend {candidate.name}")
+    elif manifest is not None:
         found = negotiate(Requirements(required), manifest)
         changes = {(change.capability, change.min_support): str(change) for change in found.smallest_change}
         for finding in found.unmet:
             change = changes[finding.capability, finding.min_support]
             yield Obstacle("capability", finding.reason, change, finding.capability)
 
-    def _fits(self, candidate: BackendState, model: Model) -> Iterator[Obstacle]:
-        """Yield the obstacles from the model."""
-        task = self.task
-        if task.preference == "specific" and model.name != task.model:
-            has = "is its own choice" if model.name is None else f"is {model.name}"
-            change = f"list {task.model} in models of [backends.{candidate.name}]"
-            yield Obstacle("model", f"the order names {task.model}, the model here {has}", change)
-        tokens = (task.input_tokens or 0) + (task.output_tokens or 0)
-        if model.context_tokens is not None and tokens > model.context_tokens:
-            fact = f"{tokens} tokens, the model takes {model.context_tokens}"
-            yield Obstacle("context", fact, f"send {model.context_tokens} at most")
-        if model.output_tokens is not None and (task.output_tokens or 0) > model.output_tokens:
-            fact = f"{task.output_tokens} tokens of output, the model gives {model.output_tokens}"
-            yield Obstacle("output", fact, f"want {model.output_tokens} at most")
-        if task.preference == "quality" and self.ranks.keys().isdisjoint(
-            (candidate.name, f"{candidate.name}/{model.name}")
-        ):
-            yield Obstacle("quality", "its quality is unknown", f'name "{candidate.name}" in quality of [routing]')
 
-    def _within(self, cost: Estimate | None, latency: Estimate | None) -> Iterator[Obstacle]:
-        task = self.task
-        cost_max, latency_max = task.max_cost_usd_micros, task.max_latency_ms
-        unknown = "allow unknown values, drop the limit, or run it once to measure it"
-        if cost_max is not None and (cost is None or cost.basis == "assumed"):
-            if not task.allow_unknown:
-                yield Obstacle("cost_unknown", "what it costs is unknown", unknown)
-        elif cost_max is not None and cost is not None and cost.value > cost_max:
-            fact = f"${cost.value / MILLION:.4f} a run, the limit is ${cost_max / MILLION:.4f}"
-            yield Obstacle("cost", fact, f"raise the limit to ${cost.value / MILLION:.6f}")
-        if latency_max is not None and latency is None and not task.allow_unknown:
-            yield Obstacle("latency_unknown", "how long it takes is unknown", unknown)
-        elif latency_max is not None and latency is not None and latency.value > latency_max:
-            fact = f"{latency.value} ms a run, the limit is {latency_max} ms"
-            yield Obstacle("latency", fact, f"raise the limit to {latency.value} ms")
+def _fits(task: TaskDescriptor, candidate: BackendState, model: Model, ranks: Ranks) -> Iterator[Obstacle]:
+    """Yield the obstacles from the model."""
+    if task.preference == "specific" and model.name != task.model:
+        has = "is its own choice" if model.name is None else f"is {model.name}"
+        change = f"list {task.model} in models of [backends.{candidate.name}]"
+        yield Obstacle("model", f"the order names {task.model}, the model here {has}", change)
+    tokens = (task.input_tokens or 0) + (task.output_tokens or 0)
+    if model.context_tokens is not None and tokens > model.context_tokens:
+        fact = f"{tokens} tokens, the model takes {model.context_tokens}"
+        yield Obstacle("context", fact, f"send {model.context_tokens} at most")
+    if model.output_tokens is not None and (task.output_tokens or 0) > model.output_tokens:
+        fact = f"{task.output_tokens} tokens of output, the model gives {model.output_tokens}"
+        yield Obstacle("output", fact, f"want {model.output_tokens} at most")
+    if task.preference == "quality" and ranks.keys().isdisjoint((candidate.name, f"{candidate.name}/{model.name}")):
+        yield Obstacle("quality", "its quality is unknown", f'name "{candidate.name}" in quality of [routing]')
+
+
+def _within(task: TaskDescriptor, cost: Estimate | None, latency: Estimate | None) -> Iterator[Obstacle]:
+    """Yield the obstacles from the task's limits on cost and latency."""
+    cost_max, latency_max = task.max_cost_usd_micros, task.max_latency_ms
+    unknown = "allow unknown values, drop the limit, or run it once to measure it"
+    if cost_max is not None and (cost is None or cost.basis == "assumed"):
+        if not task.allow_unknown:
+            yield Obstacle("cost_unknown", "what it costs is unknown", unknown)
+    elif cost_max is not None and cost is not None and cost.value > cost_max:
+        fact = f"${cost.value / MILLION:.4f} a run, the limit is ${cost_max / MILLION:.4f}"
+        yield Obstacle("cost", fact, f"raise the limit to ${cost.value / MILLION:.6f}")
+    if latency_max is not None and latency is None and not task.allow_unknown:
+        yield Obstacle("latency_unknown", "how long it takes is unknown", unknown)
+    elif latency_max is not None and latency is not None and latency.value > latency_max:
+        fact = f"{latency.value} ms a run, the limit is {latency_max} ms"
+        yield Obstacle("latency", fact, f"raise the limit to {latency.value} ms")
 
 
 def priced(model: Model, task: TaskDescriptor) -> Estimate | None:
