@@ -160,37 +160,19 @@ def interrupted(store: Store, run_id: str) -> Receipt:
     return store.load(run_id)
 
 
-@pytest.mark.parametrize(
-    ("started_s", "ended_s"),
-    [
-        pytest.param(3_600, 0, id="the clock was set back in the run"),
-        pytest.param(-10, 86_400, id="it was set back since"),
-        pytest.param(-315_360_000, 0, id="the machine was not up for so long"),
-    ],
-)
-def test_a_duration_by_a_clock_that_was_moved_is_unknown(store: Store, started_s: int, ended_s: int) -> None:
-    run_id, now_ns = cut_off(store.home, line(delta("a"))), time.time_ns()
-    started_at = canonical.timestamp_at(now_ns + started_s * S)
-    retold(store, run_id, lambda order: order.update(started_at=started_at), now_ns + ended_s * S)
-    receipt = interrupted(store, run_id)
-    assert receipt.backplane["duration"] == "unknown"
-    assert (receipt.meta.started_at, receipt.meta.finished_at) == (started_at, started_at)
-    assert receipt.meta.duration_ms == 0
-    whole(store, receipts=1)
-
-
 @pytest.mark.parametrize("started_at", ["yesterday", 5])
-def test_a_start_that_is_no_time_is_unknown_and_stops_no_other_run(store: Store, started_at: object) -> None:
+def test_a_start_that_is_no_time_stops_no_other_run(store: Store, started_at: object) -> None:
     run_id, other = cut_off(store.home), cut_off(store.home)
     retold(store, run_id, lambda order: order.update(started_at=started_at))
     receipt = interrupted(store, run_id)
-    assert (receipt.meta.duration_ms, receipt.backplane["duration"]) == (0, "unknown")
+    assert (receipt.meta.duration_ms, receipt.meta.started_at) == (0, receipt.meta.finished_at)
+    assert receipt.backplane["duration"] == "wall_clock"
     assert store.has(other)
 
 
-@pytest.mark.parametrize(("lasted_ms", "told_ms"), [(2_500, 2_500), (-15, 0), (0, 0)])
-def test_a_duration_by_a_clock_that_was_not_moved_is_told_as_such(store: Store, lasted_ms: int, told_ms: int) -> None:
-    """A file's time may be of the tick before its run's start."""
+@pytest.mark.parametrize(("lasted_ms", "told_ms"), [(2_500, 2_500), (-15, 0), (0, 0), (-3_600_000, 0)])
+def test_a_cut_off_run_lasts_until_its_last_event(store: Store, lasted_ms: int, told_ms: int) -> None:
+    """A file's time may be of the tick before its run's start, and a clock may be set back."""
     run_id, now_ns = cut_off(store.home, line(delta("a"))), time.time_ns() // S * S
     started_at = canonical.timestamp_at(now_ns - lasted_ms * 1_000_000)
     retold(store, run_id, lambda order: order.update(started_at=started_at), now_ns)

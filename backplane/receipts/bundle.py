@@ -6,10 +6,10 @@ maker's. Only receipts come in; a foreign journal is not needed, the receipt hol
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,11 +20,10 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract.receipt import Receipt, read_receipt
 from backplane.errors import ConfigError, ContractError, StoreError
-from backplane.process.locks import try_lock
 from backplane.receipts import signatures
 from backplane.receipts.audit import AuditFinding, patch_bytes, patch_claim, patch_faults, patch_hash
 from backplane.receipts.database import ReceiptRow
-from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, HEAD, PATCH, RECEIPT, TRACE, disk_error
+from backplane.receipts.journal import FILE_MODE, HEAD, PATCH, RECEIPT, TRACE, disk_error
 from backplane.receipts.pieces import canonical_chunks, is_intact
 from backplane.receipts.store import Store
 from backplane.receipts.trace import Trace, line_batches, open_plain
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 JOURNAL: Final = "journal"
 SIGNATURE: Final = f"receipt{signatures.SUFFIX}"
-STEM_CHARS_MAX: Final = 50
-"""Of the bundle's name in that of the folder in which it is made: with four bytes a character, that still is a name."""
 RECEIPT_BYTES_MAX: Final = 256 << 20
 """Largest foreign receipt that is read: JSON is parsed as a whole, at several times its size in memory."""
 
@@ -75,26 +72,12 @@ def export(store: Store, run: str, folder: Path) -> Path:
 
 @contextmanager
 def _building(folder: Path) -> Iterator[Path]:
-    """A folder beside this one, to take its name; removed where it did not come so far.
-
-    Its maker holds its lock, so what one that was killed has left is taken over by the next export to the same name.
-    """
-    building = folder.with_name(f".{folder.name[:STEM_CHARS_MAX]}.backplane-export")
-    building.mkdir(mode=FOLDER_MODE, exist_ok=True)
-    fd = os.open(building, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    """Make a folder beside this one, to be renamed to it; remove it if that has not happened."""
+    building = Path(tempfile.mkdtemp(prefix=".backplane-export.", dir=folder.parent))
     try:
-        # One that has ended since it was opened here has let its lock go, and its folder has another name.
-        if not (try_lock(fd) and building.exists() and os.path.samestat(os.fstat(fd), building.stat())):
-            raise OSError(errno.EBUSY, "another export to the same name is at work", str(folder))
-        try:
-            for left in building.iterdir():
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-            yield building
-        except BaseException:
-            shutil.rmtree(building, ignore_errors=True)
-            raise
+        yield building
     finally:
-        os.close(fd)
+        shutil.rmtree(building, ignore_errors=True)
 
 
 def _copy(source: Path, target: Path, bytes_max: int) -> None:

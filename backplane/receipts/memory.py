@@ -186,7 +186,7 @@ def of_row(store: Store, row: ReceiptRow) -> Remembered:
         reason=row.reason,
         code=error.code or _text(_member(added, "end").get("code")),
         cause=error.message,
-        duration_ms=None if added.get("duration") == "unknown" else row.duration_ms,
+        duration_ms=row.duration_ms,
         files=files if isinstance(files, int) else None,
         cost_usd_micros=round(cost * 1_000_000) if isinstance(cost, int | float) and cost < 1e9 else None,
         input_tokens=body.usage.input_tokens,

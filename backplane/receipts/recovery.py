@@ -52,8 +52,6 @@ BODY_BYTES_MAX: Final = 256 << 20
 """Size limit of a receipt without its trace; a patch in it has at most 8 MiB."""
 PIECE_BYTES: Final = 1 << 20
 """Read of a line at once: its end is looked for in so much."""
-CLOCK_TICK_S: Final = 0.02
-"""A file's time is of the system's last tick, so it may lie before a time that was asked for earlier."""
 _NIL_UUID: Final = "00000000-0000-0000-0000-000000000000"
 _RUN_FOLDER: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _decode_event: Final = msgspec.json.Decoder(AgentEvent).decode
@@ -215,12 +213,10 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
     failed = _fact(orphan, "failed")
     end: dict[str, Any] = {"reason": "failed", "code": failed.get("code")} if failed else {"reason": "interrupted"}
     restarted = order.get("boot_id") not in (None, boot_id())
-    meta, known = _times(orphan.run_id, order, finished_ns)
     added: dict[str, Any] = {
         "end": end,
         "durability": {"journal": "not_synced", "cut_bytes": cut_bytes, "machine_restarted": restarted},
-        # Both times are of a clock that anybody can set; no other one outlives its process.
-        "duration": "wall_clock" if known else "unknown",
+        "duration": "wall_clock",
         "usage": {name: "claimed" for name, value in msgspec.to_builtins(folded.usage).items() if value is not None},
     }
     if manifest.unknown:
@@ -234,7 +230,7 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
         added["lane"] = {"applied": applied.get("files")}
     return seal(
         Receipt(
-            meta=meta,
+            meta=_meta(orphan.run_id, order, finished_ns),
             backend=_backend(hello) or _backend(order) or BackendIdentity("unknown"),
             capabilities=manifest.to_wire(),
             mode="passthrough" if mode == "passthrough" else "mapped",
@@ -297,7 +293,7 @@ def note_late(home: Path, run_id: str, fact: Facts) -> None:
         return
     with claimed(folder) as lock:
         if lock is not None and not any(noted.get("fact") == fact["fact"] for noted in read_facts(folder)):
-            with last_written(folder), closing(Journal(folder, run_id, os.dup(lock), -1)) as journal:
+            with closing(Journal(folder, run_id, os.dup(lock), -1)) as journal:
                 journal.note(fact)
 
 
@@ -329,19 +325,12 @@ def reopened(orphan: Orphan, head_fd: int) -> Iterator[tuple[Journal, int]]:
         yield journal, cut_bytes
 
 
-@contextmanager
-def last_written(folder: Path) -> Iterator[int]:
-    """When the journal of a dead run was written last, nanoseconds since 1970; what is written here changes it not.
-
-    Nothing else says when the run ended, and who looks after it may have to try again.
-    """
-    times = {path: path.stat().st_mtime_ns for path in (folder / HEAD, folder / TRACE) if path.exists()}
-    try:
-        yield max(times.values(), default=0)
-    finally:
-        for path, time_ns in times.items():
-            with suppress(OSError):
-                os.utime(path, ns=(time_ns, time_ns))
+def last_written_ns(folder: Path) -> int:
+    """Return when the last event of a dead run was written, in nanoseconds since 1970; 0 without any file."""
+    for name in (TRACE, HEAD):
+        with suppress(OSError):
+            return (folder / name).stat().st_mtime_ns
+    return 0
 
 
 def put_patch_aside(folder: Path) -> None:
@@ -393,8 +382,8 @@ def _backend(fact: Facts) -> BackendIdentity | None:
         return None
 
 
-def _times(run_id: str, order: Facts, finished_ns: int) -> tuple[RunMetadata, bool]:
-    """When the run began and ended; and whether how long it took is known, too."""
+def _meta(run_id: str, order: Facts, finished_ns: int) -> RunMetadata:
+    """Return the ids and times of a run that was cut off; a start that cannot be read is its end."""
     finished_at = _print_form(finished_ns)
     try:
         work_order_id = canonical.uuid_text(str(_object(order.get("order")).get("id")))
@@ -404,27 +393,15 @@ def _times(run_id: str, order: Facts, finished_ns: int) -> tuple[RunMetadata, bo
         started_at = canonical.timestamp(str(order.get("started_at")))
         lasted_s = finished_ns / 1e9 - datetime.fromisoformat(started_at).timestamp()
     except ValueError:
-        started_at, lasted_s = finished_at, -1.0
-    known = -CLOCK_TICK_S <= lasted_s <= _longest_s(order, finished_ns)
-    meta = RunMetadata(
+        started_at, lasted_s = finished_at, 0.0
+    return RunMetadata(
         run_id=run_id,
         work_order_id=work_order_id,
         contract_version=CONTRACT_VERSION,
         started_at=started_at,
-        finished_at=finished_at if known and lasted_s > 0 else started_at,
-        duration_ms=max(0, round(lasted_s * 1_000)) if known else 0,
+        finished_at=finished_at if lasted_s > 0 else started_at,
+        duration_ms=max(0, round(lasted_s * 1_000)),
     )
-    return meta, known
-
-
-def _longest_s(order: Facts, finished_ns: int) -> float:
-    """What a run can have taken, by what is known of the clock now; less than nothing when it was set back since."""
-    since_s = time.time() - finished_ns / 1e9
-    if since_s < -CLOCK_TICK_S:
-        return -1.0
-    if order.get("boot_id") is None or order["boot_id"] != boot_id():
-        return float("inf")
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - since_s + CLOCK_TICK_S
 
 
 def _print_form(time_ns: int) -> str:

@@ -460,7 +460,8 @@ class Store:
                 return []
             if clean is not None:
                 clean(orphan)
-            with recovery.last_written(folder) as finished_ns, recovery.reopened(orphan, lock) as (journal, cut_bytes):
+            finished_ns = recovery.last_written_ns(folder)
+            with recovery.reopened(orphan, lock) as (journal, cut_bytes):
                 receipt = recovery.sealed_before(orphan, journal.trace)
                 if receipt is None and recovery.is_copy(orphan):
                     journal.discard()

@@ -1,8 +1,4 @@
-"""The events of one run as a sequence that stays on disk.
-
-Canonical bytes of each event, one a line, come from a journal's file (or from memory for a
-receipt that has no journal); events are decoded when somebody asks. Nothing here writes.
-"""
+"""The events of one run as a sequence that stays on disk: canonical bytes, one event a line, decoded when read."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BufferedReader, BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Final, cast, overload
+from typing import Any, BinaryIO, Final, cast
 
 import msgspec
 
@@ -88,25 +84,14 @@ class Trace(Sequence[AgentEvent]):
     def __iter__(self) -> Iterator[AgentEvent]:
         return map(self._event, self.lines())
 
-    @overload
-    def __getitem__(self, index: int) -> AgentEvent: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[AgentEvent]: ...
-    def __getitem__(self, index: int | slice) -> AgentEvent | list[AgentEvent]:
-        if isinstance(index, slice):
-            wanted = range(self._count)[index]
-            lines = islice(enumerate(self.lines()), max(wanted, default=-1) + 1)
-            found = [self._event(line) for place, line in lines if place in wanted]
-            return found if wanted.step > 0 else found[::-1]
-        return self._event(next(islice(self.lines(), range(self._count)[index], None)))
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
 
     def __reversed__(self) -> Iterator[AgentEvent]:
-        return reversed(list(self))  # One event after the other would read the file as often.
+        return reversed(list(self))  # `Sequence` would read the file once for each event.
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence) or isinstance(other, str | bytes):
-            return NotImplemented
-        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+        return isinstance(other, Trace | list) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]  # equal to lists, which have no hash either
 

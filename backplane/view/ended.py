@@ -40,8 +40,7 @@ def summary(receipt: Receipt, look: Look, patch: str = "") -> str:
     added, run_id = receipt.backplane, receipt.meta.run_id
     reason = as_object(added.get("end")).get("reason")
     why = f" ({one_line(reason)})" if reason and reason != receipt.outcome else ""
-    unknown = added.get("duration") == "unknown"
-    lasted = "an unknown time" if unknown else f"{receipt.meta.duration_ms / 1000:.1f} s"
+    lasted = f"{receipt.meta.duration_ms / 1000:.1f} s"
     told = [
         f"{look.dress(colour, words)}{why}{'' if is_clean else ','} after {lasted}{_usage(receipt)}",
         f"run {run_id}  receipt {one_line((receipt.receipt_sha256 or '')[:16])}",
