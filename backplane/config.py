@@ -162,6 +162,9 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 HOOK_MS: Final = 30_000
 """Default time limit for a hook's answer: a linter or a small test takes seconds."""
 
+HOOK_MS_MAX: Final = 240_000
+"""Maximum time limit of a hook: less than the 300 s after which a host on `backplane.host` gives up its ask."""
+
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One MCP server, `[mcp_servers.NAME]`: its tools are for every agent that can be its client.
@@ -208,7 +211,7 @@ class HookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     command: tuple[str, ...]
     tools: tuple[str, ...] = ("*",)
     name: str = ""
-    timeout_ms: Count = HOOK_MS
+    timeout_ms: Annotated[int, msgspec.Meta(gt=0, le=HOOK_MS_MAX)] = HOOK_MS
     on_failure: Literal["deny", "allow"] = "deny"
 
 

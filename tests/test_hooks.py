@@ -202,10 +202,7 @@ async def test_a_hook_that_fails_counts_as_was_said(
     assert why in told(run)["decisions"][0]["reason"]
 
 
-async def test_names_and_reasons_without_end_are_kept_in_part(
-    backplane_home: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hooks, "DECISIONS_CHARS_MAX", 6000)
+async def test_names_and_reasons_without_end_are_kept_in_part(backplane_home: Path, root: Path, tmp_path: Path) -> None:
     body = """
 hello(extensions=["ask/1"]); run = take()
 for n in range(5):
@@ -220,7 +217,7 @@ put(final(run)); end()
 
     hook = Hook("post_tool", talks, name="it", on_failure="allow")
     run, _ = await go(backplane_home, order(root), script(tmp_path, body), hook)
-    assert [(len(row["tool"]), len(row["reason"])) for row in told(run)["decisions"]] == [(257, 2000)] * 2
+    assert [(len(row["tool"]), len(row["reason"])) for row in told(run)["decisions"]] == [(257, 2000)] * 5
     assert told(run)["counts"] == {"it": {"deny": 5}}
     assert told(run)["missed"] == {"post_tool " + "z" * 257: 1}
 
@@ -525,7 +522,7 @@ async def test_the_hooks_of_an_outer_control_plane_hold_below_it(
 @pytest.mark.parametrize(
     ("made", "kind", "fact"),
     [
-        (lambda: Hook("before", _hangs), ConfigError, "'before', and none of pre_tool"),  # type: ignore[arg-type]
+        (lambda: Hook("before", _hangs), ConfigError, "'before' is none of 'post_tool'"),  # type: ignore[arg-type]
         (lambda: Hook("run_start", _hangs, tools=("bash",)), ConfigError, "names tools"),
         (lambda: Hook("run_end", None), ConfigError, "without a command"),
         (lambda: Hook("pre_tool", "./check.sh"), ConfigError, "depends on the current folder"),
@@ -533,7 +530,7 @@ async def test_the_hooks_of_an_outer_control_plane_hold_below_it(
         (lambda: Hook("pre_tool", _hangs, tools=()), ConfigError, "for no tools"),
         (lambda: Hook("pre_tool", _hangs, tools=("{",)), PolicyError, "{"),
         (lambda: Hook("pre_tool", _hangs, timeout_ms=0), ConfigError, "timeout_ms"),
-        (lambda: Hook("pre_tool", _hangs, tools="bash"), ConfigError, "'bash', and no list"),  # type: ignore[arg-type]
+        (lambda: Hook("pre_tool", _hangs, tools="bash"), ConfigError, "array"),  # type: ignore[arg-type]
         (lambda: Hook("pre_tool", _hangs, on_failure="denny"), ConfigError, "on_failure"),  # type: ignore[arg-type]
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -64,6 +63,8 @@ class Approvals:
         self.host: HostChannel | None = None
         self.hooks: Hooks | None = None
         self.checkpoints: RunCheckpoints | None = None
+        self.start_observer: Callable[..., object] = bool
+        """Starts a task for which the end of the run waits; set once the host is started."""
         self.put_above = self._put_above if on_ask is not None else None
         """Asks the caller in place of a hook that has no program or function; None without `on_ask`."""
         self._facts = facts
@@ -71,8 +72,6 @@ class Approvals:
         self._ending = ending
         self._record = record
         self._on_ask = on_ask
-        self._observing, self._observed = 0, anyio.Event()
-        """Number of sub-agents whose end is being observed by hooks, and the event that is set at zero."""
         self._unsent: list[bytes] = []
         self._bytes = 0
         self._remembered: dict[tuple[str, ...], Decision] = {}
@@ -95,46 +94,23 @@ class Approvals:
         """
         if self.hooks is None or not (hooks := self.hooks.observers(event)):
             return
-        waiting = list(hooks)
         with scope or anyio.CancelScope():
             async with anyio.create_task_group() as tasks:
                 for hook in hooks:
-                    tasks.start_soon(self._observe, hook, input, waiting)
-        for hook in waiting:
-            self._warn_of(hook, f"hook {hook.name!r} for {event} was stopped, as the run had to end")
+                    tasks.start_soon(self._observe, self.hooks, hook, input)
 
-    async def _observe(self, hook: Hook, input: Json, waiting: list[Hook]) -> None:
-        assert self.hooks is not None
-        why = await self.hooks.observe(hook, self._facts.root, input)
-        waiting.remove(hook)
-        if why:
-            self._warn_of(hook, why)
-
-    def _warn_of(self, hook: Hook, why: str) -> None:
-        """Add a warning about a hook that observes, also after the host's last message."""
-        body = {"hook": hook.name, "event": hook.event}
-        self._record.add([self._record.own("hook_failed", body, why)])
+    async def _observe(self, hooks: Hooks, hook: Hook, input: Json) -> None:
+        why = f"hook {hook.name!r} for {hook.event} was stopped, as the run had to end"
+        try:
+            why = await hooks.observe(hook, self._facts.root, input)
+        finally:
+            if why:  # A warning, also after the host's last message.
+                self._record.add([self._record.own("hook_failed", {"hook": hook.name, "event": hook.event}, why)])
 
     def observe_subagent(self, told: Json) -> None:
         """Call the hooks for the end of a sub-agent; the run's end waits for them."""
-        if self.hooks is not None and self.host is not None and self.hooks.observers("subagent_end"):
-            self._observing += 1
-            self.host.start_soon(self._observe_subagent, told)
-
-    async def _observe_subagent(self, told: Json) -> None:
-        try:
-            await self.observe("subagent_end", told)
-        finally:
-            self._observing -= 1
-            if not self._observing:
-                observed, self._observed = self._observed, anyio.Event()
-                observed.set()
-
-    async def observed(self, seconds_max: float = math.inf) -> None:
-        """Wait for the hooks that observe the end of a sub-agent."""
-        with anyio.move_on_after(seconds_max):
-            while self._observing:
-                await self._observed.wait()
+        if self.hooks is not None and self.hooks.observers("subagent_end"):
+            self.start_observer(self.observe, "subagent_end", told)
 
     def take(self, ask: wire.Ask) -> list[Events]:
         """Begin to decide an ask; return its event, and the event of the answer if that needs no wait."""
@@ -203,11 +179,10 @@ class Approvals:
         assert self.hooks is not None
         assert self._facts.policy is not None
         with anyio.move_on_after(self._limits.ask_s):
-            heard = await self.hooks.hear(ask, hooks, self._facts.root, self._reread)
-            if heard.decision is not None:
-                return heard.ask, heard.decision, "hook", heard.changed_by
-            verdict = approvals.judge(self._facts.policy, heard.ask, root=self._facts.root)
-            return heard.ask, verdict, "policy", heard.changed_by
+            heard, denial, changed_by = await self.hooks.hear(ask, hooks, self._facts.root, self._reread)
+            if denial is not None:
+                return heard, denial, "hook", changed_by
+            return heard, approvals.judge(self._facts.policy, heard, root=self._facts.root), "policy", changed_by
         reason = f"no answer of the hooks within {self._limits.ask_s:g} s"
         return ask, Decision(decision="deny", reason=reason), "default", ""
 

@@ -42,9 +42,11 @@ _CREDENTIALS: Final = struct.Struct("3i")
 AsyncOnAsk = Callable[[Approval], Awaitable[Decision]]
 
 
-class AnswerCommand(
-    msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="verb", forbid_unknown_fields=True
-):
+class _Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="verb", forbid_unknown_fields=True):
+    pass
+
+
+class AnswerCommand(_Command, frozen=True, kw_only=True, tag="answer"):
     """A request to answer an open question."""
 
     ask: str
@@ -57,9 +59,7 @@ class AnswerCommand(
     """`run` to give the same answer for this tool until the run ends."""
 
 
-class CancelCommand(
-    msgspec.Struct, frozen=True, kw_only=True, tag="cancel", tag_field="verb", forbid_unknown_fields=True
-):
+class CancelCommand(_Command, frozen=True, kw_only=True, tag="cancel"):
     """A request to cancel the run."""
 
     reason: str = ""
@@ -109,14 +109,6 @@ def find_ask(asks: Mapping[str, Approval], given: AnswerCommand) -> tuple[str, s
     return found[0], text if text is None else chosen(text, options)
 
 
-class _Waiting(msgspec.Struct):
-    """An open question, its answer from the door, and the scope of the wait for an answer."""
-
-    ask: Approval
-    scope: anyio.CancelScope
-    decision: Decision | None = None
-
-
 class Desk:
     """Keeps the open questions of a run; the first answer to a question counts.
 
@@ -126,32 +118,33 @@ class Desk:
 
     def __init__(self, first: AsyncOnAsk | None) -> None:
         self._first = first
-        self._open: dict[str, _Waiting] = {}
+        self._open: dict[str, tuple[Approval, anyio.CancelScope, list[Decision]]] = {}
+        """Open questions by id, each with the scope of the wait for an answer, and the answers from the door."""
 
     async def answer(self, ask: Approval) -> Decision:
         """Wait for the first answer to a question. Raises what `first` raises."""
-        id = str(ask.body.get("id"))
-        waiting = self._open[id] = _Waiting(ask, anyio.CancelScope())
+        id, scope, given = str(ask.body.get("id")), anyio.CancelScope(), list[Decision]()
+        self._open[id] = ask, scope, given
         try:
-            with waiting.scope:
+            with scope:
                 if self._first is not None:
                     return await self._first(ask)
                 await anyio.sleep_forever()
         except Exception:
-            if waiting.decision is None:
+            if not given:
                 raise
         finally:
             del self._open[id]
-        assert waiting.decision is not None
-        return waiting.decision
+        return given[0]
 
     def decide(self, given: AnswerCommand, by: str) -> str:
         """Answer an open question; return a text that says what was done. Raises as `find_ask`."""
-        id, text = find_ask({id: waiting.ask for id, waiting in self._open.items()}, given)
-        waiting, reason = self._open[id], f"{given.reason or f'a person said {given.decision}'} ({by})"
-        waiting.decision = waiting.decision or Decision(given.decision, reason, text=text, remember=given.remember)
-        waiting.scope.cancel()
-        return f"{given.decision}: {waiting.ask.message}"
+        id, text = find_ask({id: row[0] for id, row in self._open.items()}, given)
+        ask, scope, answers = self._open[id]
+        reason = f"{given.reason or f'a person said {given.decision}'} ({by})"
+        answers.append(Decision(given.decision, reason, text=text, remember=given.remember))
+        scope.cancel()
+        return f"{given.decision}: {ask.message}"
 
 
 def of_run(run: Run, desk: Desk) -> Obey:

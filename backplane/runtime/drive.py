@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +19,9 @@ import anyio.abc
 import anyio.to_thread
 import msgspec
 
-from backplane.config import Limits, tighter
+from backplane.config import Limits
 from backplane.contract import envelope as wire
+from backplane.contract.canonical import Json
 from backplane.contract.capability import read_manifest
 from backplane.contract.unheard import check_settings
 from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, from_code, unforeseen
@@ -28,7 +29,7 @@ from backplane.policy.rules import compile_policy
 from backplane.protocol.control import ControlEnd
 from backplane.protocol.messages import version_compatible
 from backplane.receipts.build import End, RunState, cause
-from backplane.receipts.manifests import keep_manifest, kept_manifest, kept_since
+from backplane.receipts.manifests import keep_manifest
 from backplane.redact.cuts import HOLD_S_MAX
 from backplane.runtime import finalize
 from backplane.runtime.approvals import Approvals, OnAsk
@@ -40,13 +41,12 @@ from backplane.runtime.hooks import Hook, Hooks, above, configured
 from backplane.runtime.inbound import Inbound
 from backplane.runtime.orders import without_effect
 from backplane.runtime.place import RunPlace
-from backplane.runtime.requirements import EXTENSIONS, RunRequirements, check_place
+from backplane.runtime.requirements import RunRequirements, check_place
 from backplane.runtime.setup import HostStart
 
 if TYPE_CHECKING:
     from backplane.runtime.finalize import Sealed
     from backplane.runtime.plane import ControlPlane
-    from backplane.runtime.remote import Remote
     from backplane.workspace import Workspace
 
 LADDER_S_MAX: Final = 8.0
@@ -82,9 +82,8 @@ class Drive:
         self.inbound = Inbound(facts, self.ending, self.record, self.approvals)
         self.place.on_spent = self.inbound.keep_limit
         self.host: HostChannel | None = None
-        self._requirements: RunRequirements | None = None
-        self._backend_key = ""
-        self._remote: Remote | None = None
+        self._requirements: RunRequirements
+        """Set when the run is admitted."""
 
     # The admission.
 
@@ -94,41 +93,20 @@ class Drive:
         Args:
             given: hooks of the caller.
         """
-        facts = self.facts
+        facts, plane = self.facts, self.plane
         try:
             check_settings(facts.order)
             check_place(facts.settings, remote=self.backend.remote, routed="route" in facts.added)
             facts.policy = compile_policy(facts.order.policy)
-            self._backend_key = self.backend.key
-            requirements = self._requirements = self._require(given)
-            kept = kept_manifest(self.plane.home, self._backend_key)
-            if kept is not None:
-                since = kept_since(self.plane.home, self._backend_key)
-                requirements.check(requirements.supply(read_manifest(kept), EXTENSIONS), kept_since=since)
+            if hooks := (*configured(plane.settings.hooks), *given, *above(facts.settings.get("hooks"))):
+                put_above = self.approvals.put_above
+                self.approvals.hooks = Hooks(hooks, facts.run_id, plane.environ, facts.redactor, put_above)
+            self._requirements = RunRequirements(facts, self.backend, hooks, plane.settings.isolation)
+            self._requirements.check_kept(plane.home)
         except BackplaneError as error:
             self.ending.decide("refused", error)
         except Exception as error:
             self.ending.fail(error)
-
-    def _require(self, given: Sequence[Hook]) -> RunRequirements:
-        """Return the run's requirements, with the hooks of the configuration, the caller and the order.
-
-        Raises:
-            ConfigError, PolicyError, CapabilityError: a setting is wrong, or the caller would not answer for a hook.
-        """
-        facts, plane = self.facts, self.plane
-        rows, asked, hooks = plane.settings.hooks, facts.settings.get("hooks"), tuple(given)
-        if rows or asked is not None:
-            hooks = (*configured(rows), *given, *above(asked))
-        if hooks:
-            self.approvals.hooks = Hooks(hooks, facts.run_id, plane.environ, facts.redactor, self.approvals.put_above)
-        requirements = RunRequirements(facts, self.backend.id, hooks, remote=self.backend.remote)
-        if self.backend.remote:
-            from backplane.runtime.remote import Remote  # Imported here, as few runs need it.
-
-            isolation = tighter(plane.settings.isolation, facts.settings.get("isolation"))
-            self._remote = Remote(requirements.order, self.backend.id, isolation)
-        return requirements
 
     # The run.
 
@@ -176,24 +154,15 @@ class Drive:
 
     async def _live(self) -> None:
         async with anyio.create_task_group() as tasks:
-
-            def start_soon(work: Callable[..., Awaitable[object]], *given: object) -> None:
-                tasks.start_soon(self._guarded, work, *given)
-
-            try:
-                with self.ending.start, anyio.CancelScope() as started:
-                    mode = self.facts.order.workspace.mode if self._remote is None else None
-                    async with self.place.open_host(mode, self.plane.warm) as link:
-                        started.shield = True
-                        await self._attend(link, start_soon)
-            except BackplaneError as error:
-                self._fail(error)
-            except Exception as error:
-                self.ending.fail(error)
-            if not self.ending.is_decided and self.ending.is_late:
-                self._be_late()
-            await self.approvals.observed(self._hooks_s)
+            async with anyio.create_task_group() as observers:
+                self.approvals.start_observer = self._starter(observers)
+                await self._meet_host(self._starter(tasks))
+                observers.cancel_scope.deadline = anyio.current_time() + self._hooks_s
             tasks.cancel_scope.cancel()
+
+    def _starter(self, tasks: anyio.abc.TaskGroup) -> Callable[..., object]:
+        """Return a function that starts a task of the run; an exception in the task ends the run."""
+        return lambda work, *given: tasks.start_soon(self._guarded, work, *given)
 
     async def _guarded(self, work: Callable[..., Awaitable[object]], *given: object) -> None:
         try:
@@ -201,8 +170,21 @@ class Drive:
         except Exception as error:
             self.ending.fail(error)
 
+    async def _meet_host(self, start_soon: Callable[..., object]) -> None:
+        """Start the host, exchange messages with it, and stop it in any case."""
+        ending = self.ending
+        try:
+            with ending.start, anyio.CancelScope() as started:
+                mode = None if self.backend.remote else self.facts.order.workspace.mode
+                async with self.place.open_host(mode, self.plane.warm) as link:
+                    started.shield = True
+                    await self._attend(link, start_soon)
+        except Exception as error:
+            self._fail(error)
+        if not ending.is_decided and ending.is_late:
+            self._be_late()
+
     async def _attend(self, link: Link, start_soon: Callable[..., object]) -> None:
-        """Exchange messages with a started host, then stop it in any case."""
         line = ControlEnd(now=now, line_bytes_max=self.limits.line_bytes_max, redactor=self.facts.redactor)
         host = self.host = HostChannel(link, line, self.backend.id, self.ending, start_soon)
         self.approvals.host, self.ending.line = host, line
@@ -210,10 +192,8 @@ class Drive:
             with self.ending.talk:
                 self.started.set()
                 await self._talk(host)
-        except BackplaneError as error:
-            self._fail(error)
         except Exception as error:
-            self.ending.fail(error)
+            self._fail(error)
         finally:
             try:
                 await self._stop(host)
@@ -230,9 +210,9 @@ class Drive:
         self._check_hello(line.hello)
         workspace = await self.place.workspace()
         if workspace is not None:
-            await self._add_instructions(line.hello, workspace)
+            await self._requirements.add_instructions(line.hello, workspace)
         await self.approvals.observe("run_start", {"task": self.facts.order.task, "backend": self.backend.id})
-        self._send_order(host, line.hello, workspace)
+        self._send_order(host, workspace)
         while not ending.is_decided:
             await self._hear(host)
         if self.plane.warm is not None and self.place.setup is not None:
@@ -293,12 +273,10 @@ class Drive:
 
     def _check_hello(self, hello: wire.Hello) -> None:
         """Record the hello and check the order against it. Raises CapabilityError, ConfigError, ContractError."""
-        requirements, journal = self._requirements, self.place.journal
-        assert requirements is not None
-        assert journal is not None
+        requirements = self._requirements
         manifest = requirements.supply(read_manifest(hello.capabilities), hello.extensions)
         self.facts.hello(hello, manifest)
-        journal.note({"fact": "hello", "hello": msgspec.to_builtins(hello)})
+        self.place.note({"fact": "hello", "hello": msgspec.to_builtins(hello)})
         if not version_compatible(hello.contract_version):
             raise ContractError(
                 "contract_version_mismatch",
@@ -306,71 +284,54 @@ class Drive:
                 hint="use a host of the same major version",
             )
         with suppress(StoreError):  # Only a cache, which the run does not need.
-            keep_manifest(self.plane.home, self._backend_key, hello.capabilities)
+            keep_manifest(self.plane.home, self.backend.key, hello.capabilities)
         self.place.check_asks(hello.extensions)
-        if self._remote is not None:
-            self._remote.check(hello)
         requirements.check_hello(hello, manifest)
-        requirements.give_servers(hello, self.backend, self.limits)
+        requirements.add_servers(hello, self.limits)
 
-    async def _add_instructions(self, hello: wire.Hello, workspace: Workspace) -> None:
-        """Add the project's own instructions to the order, if the model behind the host does not read them itself."""
-        facts, requirements = self.facts, self._requirements
-        assert requirements is not None
-        assert facts.policy is not None
-        if requirements.needs_instructions(hello):
-            from backplane.runtime.instructions import read_instructions  # Most agents read these files themselves.
-
-            found = await anyio.to_thread.run_sync(read_instructions, workspace.root, workspace.original, facts.policy)
-            requirements.give_instructions(found)
-
-    def _send_order(self, host: HostChannel, hello: wire.Hello, workspace: Workspace | None) -> None:
+    def _send_order(self, host: HostChannel, workspace: Workspace | None) -> None:
         """Send the order with the folder to work in, on this or another machine."""
-        facts, requirements, journal = self.facts, self._requirements, self.place.journal
-        assert requirements is not None
-        assert journal is not None
-        extensions: tuple[str, ...] = EXTENSIONS
-        if self._remote is not None:
-            # The folder on the other machine is not known here; the control plane there judges paths by this policy.
-            facts.root = "/"
-            order, extensions = self._remote.order(), (*EXTENSIONS, *self._remote.extensions)
-        else:
-            assert workspace is not None
-            if requirements.checkpoints:
-                self.approvals.open_checkpoints(workspace, journal.folder)
-            facts.root = str(workspace.root)
-            order = requirements.at(facts.root)
-        host.send(wire.RunMessage(id=facts.run_id, work_order=order, extensions=extensions))
+        facts, requirements = self.facts, self._requirements
+        # The folder on another machine is not known here; the control plane there judges paths by this policy.
+        facts.root = "/" if workspace is None else str(workspace.root)
+        if workspace is not None and requirements.checkpoints:
+            assert self.place.journal is not None
+            self.approvals.open_checkpoints(workspace, self.place.journal.folder)
+        order = requirements.order_at(facts.root)
+        host.send(wire.RunMessage(id=facts.run_id, work_order=order, extensions=requirements.extensions))
         self.ending.was_sent = True
-        journal.note({"fact": "sent"})
+        self.place.note({"fact": "sent"})
         host.progressed()
-        self._warn(host, workspace)
+        for name, value, fact in self._warnings(host, workspace):
+            self.record.report(name, value, fact)
 
-    def _warn(self, host: HostChannel, workspace: Workspace | None) -> None:
-        """Warn of members, rules and hook tools without effect, of hidden MCP servers and of a missing git history."""
-        facts, report = self.facts, self.record.report
+    def _warnings(self, host: HostChannel, workspace: Workspace | None) -> Iterator[tuple[str, Json, str]]:
+        """Yield what of the order or the hello has no effect, and what the agent does not get: name, values, text."""
+        facts = self.facts
         if unheard := host.line.hello_unheard:
             shown = ", ".join(f"`{name}` is {text}" for name, text in unheard.items())
-            report("unheard_hello", dict(unheard), f"without effect in the host's hello: {shown} (S9)")
+            yield "unheard_hello", dict(unheard), f"without effect in the host's hello: {shown} (S9)"
         hooked = [tool for hook in self.approvals.hooks.all for tool in hook.tools] if self.approvals.hooks else ()
-        for name, value, fact in without_effect(facts.order, facts.added.get("unheard", ()), hooked, facts.root):
-            report(name, value, fact)
+        yield from without_effect(facts.order, facts.added.get("unheard", ()), hooked, facts.root)
         if servers := self.place.hidden_servers:
             shown = ", ".join(f"{name} ({path})" for name, path in servers.items())
             fact = f"MCP servers whose files are hidden, by deny_read or as they lie in the state folder: {shown}"
-            report("hidden_servers", dict(servers), f"{fact}; keep them elsewhere, or off the rule")
+            yield "hidden_servers", dict(servers), f"{fact}; keep them elsewhere, or off the rule"
         if cut := [row["path"] for row in facts.added.get("project_instructions", ()) if "cut_from" in row]:
             fact = f"project instructions were cut, as they are too long: {', '.join(cut)}"
-            report("cut_instructions", cut, f"{fact}; shorten them, or name the files in the order's context")
-        if workspace is not None and workspace.no_history:
-            fact = f"the copy has one commit and not the history of its original: {workspace.no_history}"
-            facts.added["no_history"] = workspace.no_history
-            report("no_history", workspace.no_history, f"{fact}; --in-place works in the original")
+            yield "cut_instructions", cut, f"{fact}; shorten them, or name the files in the order's context"
+        if workspace is not None and (why := workspace.no_history):
+            facts.added["no_history"] = why
+            fact = f"the copy has one commit and not the history of its original: {why}"
+            yield "no_history", why, f"{fact}; --in-place works in the original"
 
     # The end.
 
-    def _fail(self, error: BackplaneError) -> None:
+    def _fail(self, error: Exception) -> None:
         """End the run because of an error, with the reason `refused`, `store` or `failed`."""
+        if not isinstance(error, BackplaneError):
+            self.ending.fail(error)
+            return
         if self.ending.is_late:  # The error is then a consequence of the deadline.
             self._be_late()
         refused = error.facts.exit_code == 4

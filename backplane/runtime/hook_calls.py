@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import anyio
@@ -26,9 +26,6 @@ from backplane.process.launch import StartCommand
 from backplane.process.programs import feed, piece
 from backplane.protocol.lines import strict
 from backplane.redact.secrets import Redactor
-
-TIMEOUT_MS_MAX: Final = 240_000
-"""Maximum time limit of a hook: less than the 300 s after which a host on `backplane.host` gives up its ask."""
 
 ANSWER_BYTES_MAX: Final = 1024 * 1024
 """Maximum size of a command's answer: a changed tool input with a whole file in it is much smaller."""
@@ -70,26 +67,16 @@ class HookCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def put(
-    run: Sequence[str] | Callable[[HookCall], Any],
-    call: HookCall,
-    timeout_ms: int,
-    environ: Mapping[str, str],
-    redactor: Redactor,
+    run: Sequence[str] | Callable[[HookCall], Any], call: HookCall, environ: Mapping[str, str], redactor: Redactor
 ) -> Decision:
-    """Ask a command or function. Raises HookFailed: it gives no valid answer, or none in time.
+    """Ask a command or function. Raises HookFailed: it gives no valid answer.
 
     Args:
         redactor: removes secrets from texts before they are cut, as half a secret would not be found later.
     """
-    asked = _function(run, call, redactor) if callable(run) else ask_command(run, call, environ, redactor)
-    return await in_time(asked, timeout_ms)
-
-
-async def in_time(asked: Awaitable[Decision], timeout_ms: int) -> Decision:
-    """Wait for an answer for at most `timeout_ms`. Raises HookFailed."""
-    with anyio.move_on_after(timeout_ms / 1000):
-        return await asked
-    raise HookFailed(f"no answer within {timeout_ms} ms (timeout_ms)")
+    if callable(run):
+        return await _function(run, call, redactor)
+    return await ask_command(run, call, environ, redactor)
 
 
 async def _function(function: Callable[[HookCall], Any], call: HookCall, redactor: Redactor) -> Decision:
@@ -102,7 +89,7 @@ async def _function(function: Callable[[HookCall], Any], call: HookCall, redacto
     if answer is None:
         return Decision(decision="allow")
     if not isinstance(answer, Decision) or answer.decision not in get_args(DecisionKind):
-        raise HookFailed(f"it gave {redactor.text(_said(answer))[0][:80]!r}, which is neither a Decision nor None")
+        raise HookFailed(f"it gave {redactor.text(repr(answer))[0][:80]}, which is neither a Decision nor None")
     return answer
 
 
@@ -139,19 +126,11 @@ def log_raised(role: str, function: Callable[..., Any], error: Exception, redact
     """Log the exception of the caller's function with its traceback, and return the exception in one line."""
     import logging  # Needed only for a function that raises.
 
-    fact = f"{type(error).__name__}: {redactor.text(_said(error))[0][:200]}"
+    fact = f"{type(error).__name__}: {redactor.text(str(error))[0][:200]}"
     name = getattr(function, "__qualname__", type(function).__name__)
     # With the traceback: the function's author has no other way to find the line that raised.
     logging.getLogger("backplane").error("the %s %s raised %s", role, name, fact, exc_info=error)
     return fact
-
-
-def _said(value: object) -> str:
-    """Return the text of a value from the caller, whose `__str__` may raise."""
-    try:
-        return str(value)
-    except Exception as error:  # `__str__` is the caller's code too.
-        return f"no words, as its __str__ raises {type(error).__name__}"
 
 
 async def ask_command(
@@ -168,7 +147,7 @@ async def ask_command(
                 while len(answer) <= ANSWER_BYTES_MAX and (data := await piece(child)) != b"":
                     answer += data or b""
                 if len(answer) <= ANSWER_BYTES_MAX:
-                    await child.wait(math.inf)  # At most `timeout_ms`, as `in_time` limits all of it.
+                    await child.wait(math.inf)  # The caller limits the time of all of it.
                 tasks.cancel_scope.cancel()
             await child.stop(grace_s=0.0)
     except BackendError as error:

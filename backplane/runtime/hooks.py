@@ -11,8 +11,9 @@ import shlex
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, get_type_hints
+from typing import Any, Final, Literal
 
+import anyio
 import msgspec
 from msgspec import UNSET
 
@@ -20,6 +21,7 @@ from backplane.config import HOOK_MS, HookEvent, HookSettings, absolute_command
 from backplane.contract import envelope as wire
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
+from backplane.contract.choices import explain
 from backplane.contract.events import AgentEvent, ToolResult
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, CapabilityError, ConfigError, PolicyError, ProtocolError
@@ -36,8 +38,8 @@ HOOKS_MAX: Final = 32
 DECISIONS_MAX: Final = 1000
 """Maximum number of decisions listed in a receipt; all are counted."""
 
-DECISIONS_CHARS_MAX: Final = 1024 * 1024
-"""Maximum length of these decisions with their ids, names and reasons; usual ones take a tenth of it."""
+ID_CHARS_MAX: Final = 256
+"""Maximum length of an ask's id in this list; usual ones are shorter."""
 
 TOOLS_MAX: Final = 1000
 """Maximum number of tool names that are counted separately; agents have dozens of tools."""
@@ -84,22 +86,17 @@ class Hook(msgspec.Struct, frozen=True):
     on_failure: Literal["deny", "allow"] = "deny"
 
     def __post_init__(self) -> None:
-        if self.event not in (*CAPABILITY, *OBSERVED):
-            known = ", ".join((*CAPABILITY, *OBSERVED))
-            raise _invalid(f"a hook's event is {str(self.event)[:40]!r}, and none of {known}")
-        if isinstance(self.tools, str):
-            raise _invalid(f"the tools of a hook are {self.tools[:40]!r}, and no list", "tools=(NAME,)")
-        for name, kind in _TYPES.items():
-            try:
-                msgspec.structs.force_setattr(self, name, msgspec.convert(getattr(self, name), kind))
-            except msgspec.ValidationError as error:
-                raise _invalid(f"`{name}` of a hook: {error}") from error
+        force = msgspec.structs.force_setattr
+        try:  # A program may give any value.
+            row = msgspec.convert({name: getattr(self, name) for name in _SHARED} | {"command": ("-",)}, HookSettings)
+        except msgspec.ValidationError as error:
+            raise _invalid(f"a hook: {explain(error, HookSettings)}") from error
+        for name in _SHARED:
+            force(self, name, getattr(row, name))
         if isinstance(self.run, str):
-            msgspec.structs.force_setattr(self, "run", _words(self.run))
+            force(self, "run", _words(self.run))
         if self.run is not None and not callable(self.run):
             _check_command(self.run)
-        if not 0 < self.timeout_ms <= hook_calls.TIMEOUT_MS_MAX:
-            raise _invalid(f"timeout_ms of a hook is {self.timeout_ms}, not from 1 to {hook_calls.TIMEOUT_MS_MAX}")
         if not self.tools:
             raise _invalid("a hook for no tools at all", hint="leave `tools` out for all of them")
         compile_globs(self.tools)
@@ -108,22 +105,16 @@ class Hook(msgspec.Struct, frozen=True):
         if self.run is None and self.event in ("run_start", "run_end"):
             raise _invalid(f"a hook for {self.event} without a command", "the order's sender sees this moment itself")
         if not self.name:
-            own = (
-                getattr(self.run, "__name__", "function")
-                if callable(self.run)
-                else Path((self.run or ("above",))[0]).name
-            )
-            msgspec.structs.force_setattr(self, "name", own)
+            program = Path((self.run or ("above",))[0]).name if not callable(self.run) else "function"
+            force(self, "name", getattr(self.run, "__name__", program))
 
     @property
     def kind(self) -> str:
         return "above" if self.run is None else "function" if callable(self.run) else "command"
 
 
-_TYPES: Final = {
-    name: kind for name, kind in get_type_hints(HookSettings).items() if name in ("tools", "name", "on_failure")
-} | {"timeout_ms": int}
-"""Types to which a hook's members are converted, because a program may give any value."""
+_SHARED: Final = ("event", "tools", "name", "timeout_ms", "on_failure")
+"""Members that a hook has in common with a row of the configuration."""
 
 
 def _words(command: str) -> tuple[str, ...]:
@@ -214,17 +205,6 @@ def below(order: WorkOrder, hooks: Sequence[Hook]) -> WorkOrder:
     return order.with_abp("hooks", rows) if rows else order
 
 
-class Heard(msgspec.Struct, frozen=True):
-    """The result of asking the hooks."""
-
-    ask: wire.Ask
-    """The ask with the changes of the hooks."""
-    decision: Decision | None = None
-    """A denial; None if no hook denies."""
-    changed_by: str = ""
-    """Name of the last hook that changed the ask; empty if no hook did."""
-
-
 class Hooks:
     """Asks the hooks of one run, and records their decisions.
 
@@ -254,7 +234,6 @@ class Hooks:
             raise CapabilityError("capability_unsupported", fact, hint="announce ask/1 and answer, or leave them out")
         self._counts: dict[str, Counter[str]] = {hook.name: Counter() for hook in self.all}
         self._decisions: list[Json] = []
-        self._decisions_chars = 0
         self._missed: Counter[str] = Counter()
 
     def of(self, ask: wire.Ask, decided: Decision | None) -> tuple[Hook, ...]:
@@ -273,11 +252,16 @@ class Hooks:
             if hook.event == event and any(_matches(globs, name) for name in names)
         )
 
-    async def hear(self, ask: wire.Ask, hooks: Sequence[Hook], root: str, reread: Reread) -> Heard:
+    async def hear(
+        self, ask: wire.Ask, hooks: Sequence[Hook], root: str, reread: Reread
+    ) -> tuple[wire.Ask, Decision | None, str]:
         """Ask the hooks, one after the other, until one denies.
 
         Args:
             reread: returns a decision as the host will read it; if it raises, the hook has failed.
+
+        Returns:
+            The ask with the changes of the hooks; a denial, or None; the name of the last hook that changed the ask.
         """
         changed_by = ""
         for hook in hooks:
@@ -285,32 +269,33 @@ class Hooks:
             self._note(hook, ask, decision)
             if decision.decision == "deny":
                 reason = f"hook {hook.name!r}" + (f": {decision.reason}" if decision.reason else "")
-                return Heard(ask, Decision(decision="deny", reason=reason), changed_by)
+                return ask, Decision(decision="deny", reason=reason), changed_by
             if decision.decision == "modify":
                 ask, changed_by = _changed(ask, decision), hook.name
-        return Heard(ask, None, changed_by)
+        return ask, None, changed_by
 
     async def _one(self, hook: Hook, ask: wire.Ask, root: str, reread: Reread) -> Decision:
+        input = {"diff": ask.diff, "files": ask.files} if ask.kind == "patch" else ask.input
+        more = {"output": ask.output, "is_error": ask.is_error}
         try:
-            if hook.run is None:
-                assert self._put_above is not None
-                decision = await hook_calls.in_time(self._put_above(ask), hook.timeout_ms)
-            else:
-                call = HookCall(
-                    event=hook.event,
-                    run=self._run_id,
-                    tool=_tool(ask),
-                    input={"diff": ask.diff, "files": ask.files} if ask.kind == "patch" else ask.input,
-                    output=ask.output,
-                    is_error=ask.is_error,
-                    root=root,
-                )
-                decision = await hook_calls.put(hook.run, call, hook.timeout_ms, self._environ, self._redactor)
-            decision = reread(ask, decision)
+            decision = reread(ask, await self._call(hook, root, ask, tool=_tool(ask), input=input, **more))
         except (hook_calls.HookFailed, ProtocolError) as error:
             self._counts[hook.name]["failed"] += 1
             decision = Decision(decision=hook.on_failure, reason=f"failed: {error}")
         return msgspec.structs.replace(decision, reason=self._redactor.text(decision.reason)[0])
+
+    async def _call(self, hook: Hook, root: str, ask: wire.Ask | None = None, **members: Any) -> Decision:
+        """Call a hook, or ask the order's sender in its place. Raises HookFailed."""
+        if hook.run is not None:
+            call = HookCall(event=hook.event, run=self._run_id, root=root, **members)
+            answer: Awaitable[Decision] = hook_calls.put(hook.run, call, self._environ, self._redactor)
+        else:
+            assert self._put_above is not None
+            assert ask is not None
+            answer = self._put_above(ask)
+        with anyio.move_on_after(hook.timeout_ms / 1000):
+            return await answer
+        raise hook_calls.HookFailed(f"no answer within {hook.timeout_ms} ms (timeout_ms)")
 
     def observers(self, event: HookEvent) -> tuple[Hook, ...]:
         """Return the hooks that observe a moment; the order's sender observes its own moments itself."""
@@ -318,10 +303,8 @@ class Hooks:
 
     async def observe(self, hook: Hook, root: str, input: Json) -> str:
         """Call a hook that observes; return why it failed, empty if it did not."""
-        assert hook.run is not None
-        call = HookCall(event=hook.event, run=self._run_id, input=input, root=root)
         try:
-            decision = await hook_calls.put(hook.run, call, hook.timeout_ms, self._environ, self._redactor)
+            decision = await self._call(hook, root, input=input)
         except hook_calls.HookFailed as error:
             self._counts[hook.name]["failed"] += 1
             return self._redactor.text(f"hook {hook.name!r} for {hook.event} failed: {error}")[0]
@@ -335,14 +318,12 @@ class Hooks:
             return
         row = {
             "hook": hook.name,
-            "ask": self._redactor.text(ask.id)[0],
+            "ask": self._redactor.text(ask.id)[0][:ID_CHARS_MAX],
             "tool": _tool(ask)[: TOOL_NAME_CHARS_MAX + 1],
             "decision": decision.decision,
             "reason": decision.reason[: hook_calls.REASON_CHARS_MAX],
         }
-        self._decisions_chars += sum(map(len, row.values()))
-        if self._decisions_chars <= DECISIONS_CHARS_MAX:
-            self._decisions.append({name: value for name, value in row.items() if value or name != "reason"})
+        self._decisions.append({name: value for name, value in row.items() if value or name != "reason"})
 
     def look(self, event: AgentEvent, call: CallRecord | None) -> PolicyError | None:
         """Check whether the hooks for a tool result were asked; return an error if a required hook was not.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -72,18 +71,45 @@ class Inbound:
         ready: list[Events] = []
         try:
             for item in received:
-                if isinstance(item, Exception):
-                    raise item
-                if type(item) is not Events:
-                    ready.extend(_TAKE[type(item)](self, item) or ())
-                elif self._ending.over.is_set():
-                    self._facts.counts["late"] += len(item.events)
-                else:
-                    ready.append(item if self._splits is None else self._whole(item, self._splits))
-                    self._accept(item.events)
+                self._take(item, ready)
         except Exception as error:  # The events before it are passed on all the same.
             self._ending.fail(error)
         return ready
+
+    def _take(self, item: Any, ready: list[Events]) -> None:
+        facts = self._facts
+        if self._ending.over.is_set() and not isinstance(item, Noise | Dropped | Exception):
+            facts.counts["late"] += len(item.events) if isinstance(item, Events) else 1
+            return
+        match item:
+            case Events():
+                ready.append(item if self._splits is None else self._whole(item, self._splits))
+                self._accept(item.events)
+            case wire.Final():
+                ready += self._final(item)
+            case wire.Fatal():
+                ready += self._fatal(item)
+            case wire.Ask():
+                ready += self._ask(item)
+            case Noise():
+                self._first_noise = self._first_noise or item.line[:NOISE_SHOWN]
+                facts.noise(item.line)
+            case Dropped():
+                facts.counts[item.why] += 1
+                if item.why == "foreign_ref_id":
+                    self._first_foreign = self._first_foreign or item.message
+            case Unknown():
+                facts.counts["unknown_messages"] += 1
+                text = f"a message this version does not know: {item.t[:60]!r}"
+                ready.append(self._record.own("raw_envelope", item.value, text))
+            case Broken():
+                evidence = item.evidence.decode("utf-8", "replace")
+                self._ending.decide("protocol", from_code(item.code, item.message, evidence=evidence))
+                self._ending.close()
+            case wire.Pong():
+                facts.counts["unasked_answer"] += 1
+            case Exception():
+                raise item
 
     def flush(self) -> list[Events]:
         """Return text that was not passed on yet, as events."""
@@ -142,15 +168,6 @@ class Inbound:
             reason, text = self._facts.limit
             self._ending.decide(reason, PolicyError("policy_denied", text, hint="raise the limit in the order"))
 
-    def _noise(self, noise: Noise) -> None:
-        self._first_noise = self._first_noise or noise.line[:NOISE_SHOWN]
-        self._facts.noise(noise.line)
-
-    def _dropped(self, dropped: Dropped) -> None:
-        self._facts.counts[dropped.why] += 1
-        if dropped.why == "foreign_ref_id":
-            self._first_foreign = self._first_foreign or dropped.message
-
     def passed_over(self) -> str:
         """Return a clause for an error that describes ignored output of the host; empty if none was ignored."""
         counts = self._facts.counts
@@ -160,30 +177,7 @@ class Inbound:
             clause += f"{named}, the first: {self._first_foreign}"
         return clause
 
-    def _unknown(self, unknown: Unknown) -> list[Events]:
-        self._facts.counts["unknown_messages"] += 1
-        if self._ending.over.is_set():
-            return []
-        return [
-            self._record.own("raw_envelope", unknown.value, f"a message this version does not know: {unknown.t[:60]!r}")
-        ]
-
-    def _broken(self, broken: Broken) -> None:
-        if not self._ending.over.is_set():
-            evidence = broken.evidence.decode("utf-8", "replace")
-            self._ending.decide("protocol", from_code(broken.code, broken.message, evidence=evidence))
-            self._ending.close()
-
-    def _hello(self, hello: wire.Hello) -> None:
-        """Do nothing: `ControlEnd` has handled the hello."""
-
-    def _pong(self, pong: wire.Pong) -> None:
-        self._facts.counts["unasked_answer"] += 1
-
     def _final(self, final: wire.Final) -> list[Events]:
-        if self._ending.over.is_set():
-            self._facts.counts["late"] += 1
-            return []
         try:
             last = self._receipt(final.receipt)
         except ValueError as error:
@@ -220,9 +214,6 @@ class Inbound:
         ]
 
     def _fatal(self, fatal: wire.Fatal) -> list[Events]:
-        if self._ending.over.is_set():
-            self._facts.counts["late"] += 1
-            return []
         code = fatal.error_code if isinstance(fatal.error_code, str) else "internal"
         self._facts.fatal(fatal)
         last = self.flush()
@@ -233,24 +224,12 @@ class Inbound:
         return last
 
     def _ask(self, ask: wire.Ask) -> list[Events]:
-        if self._ending.over.is_set() or ask.id in self._approvals.open:
-            self._facts.counts["late" if self._ending.over.is_set() else "unasked_answer"] += 1
+        if ask.id in self._approvals.open:
+            self._facts.counts["unasked_answer"] += 1
             return []
         self.progressed = True
         return self._approvals.take(ask)
 
-
-_TAKE: Final[dict[type[Any], Callable[[Inbound, Any], list[Events] | None]]] = {
-    wire.Hello: Inbound._hello,
-    wire.Final: Inbound._final,
-    wire.Fatal: Inbound._fatal,
-    wire.Ask: Inbound._ask,
-    wire.Pong: Inbound._pong,
-    Noise: Inbound._noise,
-    Dropped: Inbound._dropped,
-    Unknown: Inbound._unknown,
-    Broken: Inbound._broken,
-}
 
 _QUIET: Final[frozenset[object]] = frozenset((AssistantDelta, AssistantMessage, Warned, RunStarted, RunCompleted))
 """Types of events that have no facts about files, tools, usage or errors."""

@@ -29,7 +29,7 @@ from backplane.receipts.journal import held_fact, host_fact
 from backplane.runtime.backends import Link, ProcessBackend
 from backplane.runtime.setup import HostSetup, HostStart
 from backplane.runtime.state import STAGED_FOR
-from backplane.workspace import Quota, open_workspace
+from backplane.workspace import Quota, archive, open_workspace
 
 if TYPE_CHECKING:
     from backplane.receipts.journal import Journal
@@ -46,6 +46,18 @@ _ISOLATION_OFF: Final = ("isolation is off", "leave it on where bubblewrap is in
 def quota_of(limits: Limits) -> Quota:
     """Return the size limits of a workspace."""
     return Quota(bytes_max=limits.workspace_bytes_max, files_max=limits.workspace_files_max)
+
+
+@asynccontextmanager
+async def incoming(home: Path) -> AsyncIterator[Path]:
+    """Make a temporary folder in the state folder, and remove it after the block."""
+    opened = archive.incoming(home)
+    folder = await anyio.to_thread.run_sync(opened.__enter__)
+    try:
+        yield folder
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(opened.__exit__, None, None, None)
 
 
 class RunPlace:
@@ -106,13 +118,17 @@ class RunPlace:
                 raise self._error from error
             raise
 
+    def note(self, fact: dict[str, Json]) -> None:
+        """Write a fact about the run to its journal."""
+        assert self.journal is not None
+        self.journal.note(fact)
+
     async def _find_way(self, mode: Mode | None, warm: WarmHosts | None) -> AbstractAsyncContextManager[Link]:
         facts, start = self._facts, self._start
-        assert self.journal is not None
         if mode is not None:  # Otherwise the other machine makes the agent's sandbox.
             self.setup = await self._plan()
         # Noted before the host starts, so that the receipt has it even if this process is killed.
-        self.journal.note(held_fact(facts.redactor.json(facts.held())[0]))
+        self.note(held_fact(facts.redactor.json(facts.held())[0]))
         if self.setup is None:
             return start.backend.open(facts.order, start.environ)
         host = await warm.take(self.setup) if warm is not None else None

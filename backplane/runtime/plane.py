@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -68,6 +68,15 @@ class Closing(Protocol):
     async def close(self) -> None: ...
 
 
+@contextmanager
+def _known_errors() -> Iterator[None]:
+    """Raise every exception of the block as a BackplaneError."""
+    try:
+        yield
+    except Exception as error:
+        raise unforeseen(error) from error
+
+
 class ControlPlane:
     """Runs orders on backends, a bounded number at once, and keeps their receipts.
 
@@ -107,10 +116,7 @@ class ControlPlane:
 
     async def __aenter__(self) -> ControlPlane:
         self._closed = False
-        try:
-            self.keep_warm()
-        except Exception as error:
-            raise unforeseen(error) from error
+        self.keep_warm()
         return self
 
     def keep_warm(self) -> None:
@@ -121,10 +127,8 @@ class ControlPlane:
 
     async def __aexit__(self, *_: object) -> None:
         self._closed = True
-        try:
+        with _known_errors():
             await LoopTask(self._close).wait()
-        except Exception as error:
-            raise unforeseen(error) from error
 
     async def _close(self) -> None:
         with anyio.CancelScope(shield=True):
@@ -194,7 +198,7 @@ class ControlPlane:
         """
         on_ask, hooks, output = given.get("on_ask"), given.get("hooks", ()), given.get("output")
         async with AsyncExitStack() as opened:
-            try:
+            with _known_errors():
                 check_names(given)
                 self.require_open()
                 run_id = run_id if run_id is None else _uuid_of(run_id)
@@ -202,27 +206,19 @@ class ControlPlane:
                 whole = await order_of(order, opened, self.settings.policy, **given)
                 asked = settings_of(whole.config.vendor)
                 named = backend if backend is not None else asked.get("backend")
-                if named is None or isinstance(named, str):  # Finding it may read a stored run, or load a plug-in.
-                    chosen = await anyio.to_thread.run_sync(self.find_backend, named)
-                else:
-                    chosen = self.find_backend(named)
-                limits = chosen.limits or self.settings.limits
-                limits = limits_of(given.get("limits"), limits, given.get("timeout"))
+                chosen = await self._find(named)
+                limits = limits_of(given.get("limits"), chosen.limits or self.settings.limits, given.get("timeout"))
                 await self._slots.acquire(rank_of(asked.get("route")))
-            except Exception as error:
-                raise unforeseen(error) from error
             try:
-                admitted = await admit(self, whole, chosen, limits, hooks, run_id)
-                run = Run(self, admitted.order, admitted.backend, on_ask, limits, admitted.run_id, output)
-                run.facts.added.update({**added, **admitted.facts})
-                if admitted.refusal is not None:
-                    run.drive.ending.decide("refused", admitted.refusal)
-                if route is not None:
-                    run.facts.added["route"] = run.facts.clean_json(route)
-                task = LoopTask(partial(run.drive.run, hooks))
-            except Exception as error:
-                self._slots.release()
-                raise unforeseen(error) from error
+                with _known_errors():
+                    admitted = await admit(self, whole, chosen, limits, hooks, run_id)
+                    run = Run(self, admitted.order, admitted.backend, on_ask, limits, admitted.run_id, output)
+                    run.facts.added.update({**added, **admitted.facts})
+                    if admitted.refusal is not None:
+                        run.drive.ending.decide("refused", admitted.refusal)
+                    if route is not None:
+                        run.facts.added["route"] = run.facts.clean_json(route)
+                    task = LoopTask(partial(run.drive.run, hooks))
             except BaseException:
                 self._slots.release()
                 raise
@@ -231,6 +227,11 @@ class ControlPlane:
                 yield run
             finally:
                 await self._end(run, task)
+
+    async def _find(self, named: Backend | str | None) -> Backend:
+        if named is None or isinstance(named, str):  # Finding it may read a stored run, or load a plug-in.
+            return await anyio.to_thread.run_sync(self.find_backend, named)
+        return self.find_backend(named)
 
     def find_backend(self, named: Backend | str | None) -> Backend:
         """Return the backend of this name; None stands for the configured default.
@@ -252,18 +253,18 @@ class ControlPlane:
             return find_replay(name, self.home)
         return backends.find(name, self.settings, self.environ)
 
-    async def _end(self, run: Run, task: LoopTask) -> None:
+    async def _end(self, run: Run, driving: LoopTask) -> None:
         try:
             async with AsyncExitStack() as ending:  # Ends each of them, even if another raises.
                 ending.callback(self._slots.release)
                 ending.push_async_callback(keep_result, self.home, run)
-                ending.push_async_callback(task.wait)
+                ending.push_async_callback(driving.wait)
                 ending.callback(run.drive.leave)
             if self.sender is not None and run.is_sealed:
                 from backplane.telemetry.spans import RunAbout
 
-                model, said = run.order.config.model, run.order.task
-                about = RunAbout(backend=run.backend_id, model=model, task=said, is_remote=run.is_remote)
+                model, task = run.order.config.model, run.order.task
+                about = RunAbout(backend=run.backend_id, model=model, task=task, is_remote=run.drive.backend.remote)
                 self.sender.send(run.stored, about)
         except Exception as error:
             run.fail(error)

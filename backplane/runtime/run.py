@@ -99,11 +99,6 @@ class Run(Generic[ValueT]):
         return self.drive.ending.was_sent
 
     @property
-    def is_remote(self) -> bool:
-        """True if the agent works on another machine."""
-        return self.drive.backend.remote
-
-    @property
     def backend_id(self) -> str:
         """The name of the backend."""
         return self.drive.backend.id

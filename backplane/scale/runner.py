@@ -22,9 +22,8 @@ from backplane.routing.driver import backend_for
 from backplane.runtime.backends import Backend, from_command
 from backplane.runtime.budgets import COUNTED, after_run, amount_of
 from backplane.runtime.door import AsyncOnAsk, Desk, of_run, open_door
-from backplane.runtime.place import quota_of
+from backplane.runtime.place import incoming, quota_of
 from backplane.runtime.plane import ControlPlane, Run
-from backplane.runtime.remote import incoming
 from backplane.scale.content import Contents
 from backplane.scale.engine import ATTEMPTS_MAX, Attempt, Control, Emit, Job, OrderResult
 from backplane.scale.orders import check_secrets, secret_names, server_values

@@ -29,8 +29,8 @@ from backplane.routing.driver import backend_for
 from backplane.runtime import backends, readiness
 from backplane.runtime.approvals import OnAsk
 from backplane.runtime.backends import Backend
+from backplane.runtime.place import incoming
 from backplane.runtime.plane import ControlPlane
-from backplane.runtime.remote import incoming
 from backplane.runtime.run import Run
 from backplane.serve import messages
 from backplane.workspace import archive
