@@ -293,7 +293,7 @@ def _idle_bare(url: str, _count: int) -> Figures:
 
 
 async def _nothing(job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult:
-    return OrderResult((*attempt.earlier, attempt.id), job.order.task)
+    return OrderResult(attempt.all, job.order.task)
 
 
 def _ours(url: str, count: int) -> Figures:

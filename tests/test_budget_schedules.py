@@ -212,13 +212,14 @@ async def children(plane: ControlPlane, schedule: Schedule, bill: Bill, root: Pa
 async def queue(plane: ControlPlane, schedule: Schedule, bill: Bill, root: Path) -> None:
     """Run orders of a queue with a budget at once; some lose their worker, and the next one takes the order over."""
     from backplane.scale.content import Contents
-    from backplane.scale.engine import Control, Job, OrderResult
+    from backplane.scale.engine import Attempt, Control, Job, Notes, OrderResult, VoidAttempt
     from backplane.scale.ledger import Ledger
     from backplane.scale.runner import Runner
 
     ledger = Ledger(f"sqlite:///{root / 'ledger.sqlite'}")
     ledger.prepare()
     ledger.set_budget(schedule.pot)
+    void: dict[str, tuple[VoidAttempt, ...]] = {}
     runner = Runner(plane, Contents(root / "content"))
     attempts: Counter[int] = Counter()
 
@@ -226,10 +227,11 @@ async def queue(plane: ControlPlane, schedule: Schedule, bill: Bill, root: Path)
         """One worker's attempt, as `scale.worker` makes it; None if the worker was lost."""
         worker, order_id = str(uuid.uuid4()), job.order.id
         ledger.enter(worker, "default", 1)
-        attempt = ledger.begin(order_id, worker, one.budget)
-        assert attempt is not None
-        reported = tuple(last_usage(told.get(earlier, ())) for earlier in attempt.earlier)
-        attempt = msgspec.structs.replace(attempt, reported=reported)
+        share = ledger.begin(worker, one.budget)
+        assert share is not None
+        earlier = void.get(order_id, ())
+        reported = tuple(last_usage(told.get(lost.id, ())) for lost in earlier)
+        attempt = Attempt(str(uuid.uuid4()), order_id, Notes(earlier), share.denied, share.usd_micros, reported)
         control = Control()
 
         async def emit(records: Sequence[bytes]) -> None:
@@ -244,9 +246,11 @@ async def queue(plane: ControlPlane, schedule: Schedule, bill: Bill, root: Path)
 
             tasks.start_soon(lose)
             try:
-                result = await runner(job, attempt, emit, control)
+                ended = await runner(job, attempt, emit, control)
+                assert isinstance(ended, OrderResult)
+                result: OrderResult | None = ended
             except BackendError:
-                ledger.lose(order_id, worker)
+                void[order_id] = (*earlier, VoidAttempt(attempt.id, "lost", 0))
                 result = None
             tasks.cancel_scope.cancel()
         attempts[number] += bill.costs().get(number, 0) > before

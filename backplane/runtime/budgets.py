@@ -55,7 +55,7 @@ MICROS: Final = 1_000_000
 UNBILLED: Final = frozenset({"backend_rate_limited", "backend_unavailable"})
 """Error codes of requests that a service refuses without billing them."""
 
-_ANSWERS: Final = (AssistantDelta, AssistantMessage, ToolCall, FileChanged, CommandExecuted)
+ANSWERS: Final = (AssistantDelta, AssistantMessage, ToolCall, FileChanged, CommandExecuted)
 """Kinds of events that show that a model has answered."""
 
 COUNTED: Final = frozenset({"complete", "partial", "budget", "max_turns"})
@@ -84,7 +84,7 @@ def used_by(receipt: Receipt, code: str | None, *, was_sent: bool) -> Amount:
     Args:
         code: the code of the run's error.
     """
-    answered = any(isinstance(event, _ANSWERS) for event in receipt.trace)
+    answered = any(isinstance(event, ANSWERS) for event in receipt.trace)
     reported = last_usage(receipt.trace)
     if not was_sent or (code in UNBILLED and not answered and receipt.usage == reported == Usage()):
         return Amount(0, 0)

@@ -1,7 +1,9 @@
 """The engine on a database: DBOS on a SQLite file, or on Postgres with many machines; the same code.
 
-One order is one workflow with one step, the attempt. Not used of DBOS: its recovery of dead workers (`ledger` does it,
-by public calls alone), its telemetry, its conductor, and pickle, which is never read.
+One order is one workflow with one step, the attempt; what we know of it beside that stands in its attributes. An order
+that waits for a limit of a model's service is moved to a queue that no worker listens to, and back by its worker.
+Not used of DBOS: its recovery of dead workers (`ledger` does it, by public calls alone), its telemetry, its conductor,
+and pickle, which is never read.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ import sqlite3
 import sys
 import threading
 import time
+import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
@@ -26,18 +29,17 @@ from dbos import error as dbos_error
 from dbos._serialization import DefaultSerializer
 
 from backplane.contract.approval import Decision
-from backplane.contract.events import AgentEvent
-from backplane.contract.receipt import Usage
 from backplane.errors import BackendError, BackplaneError, ConfigError, StoreError
-from backplane.runtime.budgets import last_usage
 from backplane.scale.engine import (
     Budget,
     Event,
     Job,
     LabelLimits,
+    Notes,
     OrderResult,
     State,
     Status,
+    VoidAttempt,
     Worker,
     check_label,
     check_priority,
@@ -45,12 +47,18 @@ from backplane.scale.engine import (
     read_row,
     unknown_order,
 )
-from backplane.scale.ledger import BEAT_S, LEASE_S, Ledger, attempt_id
+from backplane.scale.ledger import BEAT_S, LEASE_S, Ledger
 
 SQLITE_MIN: Final = (3, 42) if sys.version_info >= (3, 12) else (0,)
 """Oldest SQLite: from this Python on, DBOS needs `subsec`, for which an older one returns NULL."""
 NAME: Final = "backplane"
 """Name of the application, and prefix of its queues in the engine's tables."""
+DEFERRED: Final = "backplane-deferred"
+"""Prefix of the queues that no worker listens to, for orders that wait for a limit of a model's service."""
+_ANSWER: Final = "answer/"
+"""Beginning of an attribute with an answer; the ids of the attempt and of the question follow."""
+REASON_CHARS_MAX: Final = 1000
+"""Characters of a cancel's reason; a longer one is cut."""
 WORKFLOW: Final = "backplane.order"
 STREAM: Final = "events"
 POLL_S: Final = 1.0
@@ -66,6 +74,9 @@ PRUNED_MAX: Final = 500
 DEPTH_MAX: Final = 10_000
 """Waiting orders that are counted for a collector; each is a row to read."""
 
+_ATTEMPTS: Final = uuid.UUID("7d5f7a52-6c0c-4c11-9c1e-3a0f2f4b8f2d")
+"""The namespace of attempts' ids: random, and fixed for ever."""
+
 _STATES: Final[dict[str, State]] = {
     "ENQUEUED": "waiting", "DELAYED": "waiting", "PENDING": "running", "SUCCESS": "done",
     "ERROR": "broken", "CANCELLED": "broken", "MAX_RECOVERY_ATTEMPTS_EXCEEDED": "broken",
@@ -74,8 +85,6 @@ _ENDED: Final = ("done", "broken")
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_read_event: Final = msgspec.json.Decoder(AgentEvent).decode
 
 
 class JsonText(Serializer):
@@ -201,7 +210,7 @@ class DurableEngine:
             self.client.enqueue(options, text)
             return True
         except dbos_error.DBOSWorkflowIDInUseError:
-            if _argument(self._row(job.order.id, load_input=True).input) != text:
+            if _argument(self.row(job.order.id, load_input=True).input) != text:
                 fact = f"another order has the id {job.order.id}"
                 raise ConfigError("config_invalid", fact, hint="give the order a new id") from None
             return False
@@ -219,9 +228,8 @@ class DurableEngine:
         finally:
             await rows.aclose()
 
-    @_in_thread
-    def told(self, order_id: str) -> Sequence[Event]:
-        """Return an order's events up to now."""
+    def past(self, order_id: str) -> Sequence[Event]:
+        """Return an order's events up to now. Blocks."""
         found: list[Event] = []
         rows = self.client.read_stream(order_id, STREAM, polling_interval_sec=0.005, timeout_seconds=0.005)
         with suppress(dbos_error.DBOSStreamTimeoutError):
@@ -229,12 +237,7 @@ class DurableEngine:
                 found += _events(row, offset)
         return found
 
-    async def reported(self, order_id: str, attempts: Sequence[str]) -> tuple[Usage, ...]:
-        """Return the last reported usage of each of these attempts."""
-        events = await self.told(order_id)
-        return tuple(
-            last_usage(_read_event(one.record) for one in events if one.attempt == attempt) for attempt in attempts
-        )
+    past_events = _in_thread(past)
 
     async def result(self, order_id: str, *, timeout_s: float = float("inf")) -> OrderResult:
         """Wait for an order's end.
@@ -245,7 +248,7 @@ class DurableEngine:
         """
         until, pause_s = time.monotonic() + timeout_s, FOLLOW_S
         while True:
-            row = await anyio.to_thread.run_sync(functools.partial(self._row, order_id, load_output=True))
+            row = await anyio.to_thread.run_sync(functools.partial(self.row, order_id, load_output=True))
             state = _state(row)
             if state == "done":
                 return read_row(row.output, OrderResult, "result")
@@ -267,20 +270,22 @@ class DurableEngine:
         Raises:
             ConfigError: `config_invalid`, no such order.
         """
-        if _state(self._row(order_id)) in _ENDED:
+        row = self.row(order_id)
+        if _state(row) in _ENDED:
             return False
-        self.ledger.cancel(order_id, why)
+        if notes_of(row).cancelled is None:
+            self.note(order_id, cancelled=why[:REASON_CHARS_MAX])
         return True
 
     @_in_thread
     def status(self, order_id: str) -> Status:
         """Return the state of an order. Raises ConfigError `config_invalid` if there is no such order."""
-        return self._statuses([self._row(order_id, load_output=True)])[0]
+        return self._statuses([self.row(order_id, load_output=True)])[0]
 
     @_in_thread
     def job(self, order_id: str) -> Job:
         """Return the submitted job. Raises ConfigError `config_invalid` if there is no such order."""
-        return read_row(_argument(self._row(order_id, load_input=True).input), Job, "order")
+        return read_row(_argument(self.row(order_id, load_input=True).input), Job, "order")
 
     @_in_thread
     def list(
@@ -291,14 +296,17 @@ class DurableEngine:
         Args:
             outcomes: also read the outcomes of ended orders, a result of up to 1 MiB each.
         """
-        name = queue_name(label) if label is not None else None
+        names = None if label is None else [queue_name(label), queue_name(label, DEFERRED)]
         states = None if state is None else (state,)
-        return self._statuses(self.rows(states, queue_name=name, limit=limit, sort_desc=True, load_output=outcomes))
+        return self._statuses(self.rows(states, queue_name=names, limit=limit, sort_desc=True, load_output=outcomes))
 
     @_in_thread
     def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> bool:
         """Answer a question of an attempt; return False if it was answered before, as the first answer is valid."""
-        return self.ledger.answer(order_id, attempt, ask, decision)
+        if ask in answers_of(self.row(order_id), attempt):
+            return False
+        self.note(order_id, **{f"{_ANSWER}{attempt}/{ask}": decision})
+        return True
 
     @_in_thread
     def limits(self, label: str) -> LabelLimits:
@@ -338,7 +346,6 @@ class DurableEngine:
         while rows := self.rows(_ENDED, sort_desc=True, offset=max(keep, 0), limit=PRUNED_MAX):
             ids = [row.workflow_id for row in rows]
             self.client.delete_workflows(ids)
-            self.ledger.remove(ids)
             count += len(ids)
         return count
 
@@ -354,7 +361,7 @@ class DurableEngine:
         """
         now_ms, since_ms = self.ledger.now_ms(), defaultdict[str, list[int]](list)
         for row in self.rows(("waiting",), limit=DEPTH_MAX):
-            since_ms[_label(row)].append(row.created_at or now_ms)
+            since_ms[label_of(row)].append(row.created_at or now_ms)
         return {label: (len(each), max(now_ms - min(each), 0)) for label, each in since_ms.items()}
 
     def rows(self, states: Sequence[State] | None = None, **which: Any) -> Sequence[Any]:
@@ -363,31 +370,50 @@ class DurableEngine:
         which = {"load_input": False, "load_output": False, **which}
         return self.client.list_workflows(name=WORKFLOW, status=wanted, **which)
 
-    def _row(self, order_id: str, **which: Any) -> Any:
+    def row(self, order_id: str, **which: Any) -> Any:
+        """Return the engine's row of an order. Raises ConfigError `config_invalid` if there is none."""
         rows = self.rows(workflow_ids=[order_id], **which)
         if not rows:
             raise unknown_order(order_id)
         return rows[0]
 
     def _statuses(self, rows: Sequence[Any]) -> Sequence[Status]:
-        ids = [row.workflow_id for row in rows]
-        # The engine dates its rows by the database's clock, so ages need the same clock.
-        lost, cancels, now_ms = self.ledger.lost(ids), self.ledger.cancels(ids), self.ledger.now_ms()
-        return [
-            Status(
-                row.workflow_id,
-                _state(row),
-                _label(row),
-                _attempts(row, lost.get(row.workflow_id, ())),
-                row.executor_id if row.status == "PENDING" else None,
-                cancels.get(row.workflow_id),
-                max(now_ms - (row.created_at or now_ms), 0),
-                f"{row.status} {row.error or ''}".strip() if _state(row) == "broken" else None,
-                max(now_ms - row.completed_at, 0) if row.completed_at else None,
-                _outcome(row),
-            )
-            for row in rows
-        ]
+        now_ms = self.ledger.now_ms()  # The engine dates its rows by the database's clock, so ages need the same clock.
+        return [_status(row, notes_of(row), now_ms) for row in rows]
+
+    # For workers; all block.
+
+    def note(self, order_id: str, **attributes: Any) -> None:
+        """Set attributes of an order, as in `Notes`."""
+        self.client.update_workflow_attributes(order_id, msgspec.to_builtins(attributes), merge=True)
+
+    def defer(self, order_id: str, label: str) -> None:
+        """Move an order out of the workers' sight; its attempt, if any, is void."""
+        self.client.resume_workflow(order_id, queue_name=queue_name(label, DEFERRED))
+
+    def enqueue_again(self, order_id: str, label: str) -> None:
+        """Let workers take an order that was deferred, or whose worker is dead."""
+        self.client.resume_workflow(order_id, queue_name=queue_name(label))
+
+    def take_over(self) -> None:
+        """Let workers take the orders of dead workers."""
+        owners = {row.executor_id for row in self.rows(("running",)) if row.executor_id}
+        for dead in self.ledger.claim_dead(owners):
+            for row in self.rows(("waiting", "running"), executor_id=dead):
+                if _state(row) == "running":
+                    self._note_lost(row, dead)
+                elif not row.queue_name.startswith(DEFERRED):
+                    continue
+                self.enqueue_again(row.workflow_id, label_of(row))
+            self.ledger.forget(dead)
+
+    def _note_lost(self, row: Any, worker: str) -> None:
+        """Note that a dead worker's attempt is void, unless the worker that noted it died before its next step."""
+        id, void = row.workflow_id, notes_of(row).void
+        if void and void[-1].why == "lost" and void[-1].id == attempt_id(id, len(void) - 1, worker):
+            return
+        lost = VoidAttempt(attempt_id(id, len(void), worker), "lost", self.ledger.now_ms())
+        self.note(id, void=(*void, lost))
 
 
 def words_of(error: Exception) -> str:
@@ -396,9 +422,33 @@ def words_of(error: Exception) -> str:
     return " ".join(said.split())[:300]
 
 
-def queue_name(label: str) -> str:
+def queue_name(label: str, kind: str = NAME) -> str:
     """Return the engine's name for the queue of a label. Raises ConfigError `config_invalid`."""
-    return f"{NAME}.{check_label(label)}"
+    return f"{kind}.{check_label(label)}"
+
+
+def attempt_id(order_id: str, count: int, worker: str) -> str:
+    """Return the id of a worker's attempt at an order after so many void ones."""
+    return str(uuid.uuid5(_ATTEMPTS, f"{order_id}/{count}/{worker}"))
+
+
+def notes_of(row: Any) -> Notes:
+    """Return our attributes of an order. Raises ConfigError `config_invalid` if another client changed them."""
+    try:
+        return msgspec.convert(row.attributes or {}, Notes)
+    except msgspec.ValidationError as error:
+        raise ConfigError("config_invalid", f"the attributes of an order cannot be read: {error}") from error
+
+
+def answers_of(row: Any, attempt: str) -> Mapping[str, Any]:
+    """Return the answers to an attempt's questions, by their ids, as JSON."""
+    start = f"{_ANSWER}{attempt}/"
+    return {name.removeprefix(start): one for name, one in (row.attributes or {}).items() if name.startswith(start)}
+
+
+def label_of(row: Any) -> str:
+    """Return the label of an order."""
+    return str(row.queue_name).partition(".")[2]
 
 
 def _argument(given: Any) -> Any:
@@ -406,19 +456,27 @@ def _argument(given: Any) -> Any:
     return next(iter(given["args"]), None) if isinstance(given, dict) and "args" in given else None
 
 
-def _label(row: Any) -> str:
-    return str(row.queue_name).removeprefix(f"{NAME}.")
-
-
 def _state(row: Any) -> State:
     return _STATES.get(row.status, "broken")
 
 
-def _attempts(row: Any, lost: tuple[str, ...]) -> tuple[str, ...]:
-    """Return all attempts of an order: lost ones, and that of its present or last worker."""
-    if row.executor_id is None or row.status == "ENQUEUED":
-        return lost
-    return tuple(dict.fromkeys((*lost, attempt_id(row.workflow_id, row.executor_id))))
+def _status(row: Any, notes: Notes, now_ms: int) -> Status:
+    state, attempts = _state(row), [one.id for one in notes.void]
+    if state != "waiting" and row.executor_id is not None:
+        attempts.append(attempt_id(row.workflow_id, len(attempts), row.executor_id))
+    return Status(
+        row.workflow_id,
+        state,
+        label_of(row),
+        tuple(attempts),
+        worker=row.executor_id if state == "running" else None,
+        cancelled=notes.cancelled,
+        waiting_ms=max(now_ms - (row.created_at or now_ms), 0),
+        error=f"{row.status} {row.error or ''}".strip() if state == "broken" else None,
+        ended_ms_ago=max(now_ms - row.completed_at, 0) if row.completed_at else None,
+        outcome=_outcome(row),
+        limited_ms=notes.not_before_ms - now_ms if state == "waiting" and notes.not_before_ms > now_ms else None,
+    )
 
 
 def _outcome(row: Any) -> str | None:
@@ -440,11 +498,14 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def _events(row: Any, offset: int) -> Sequence[Event]:
-    batch, found = read_row(row, Batch, "batch of events"), []
-    for place, record in enumerate(batch.records):
-        # The last event has the cursor of the whole row: the next row follows it.
-        is_last = place == len(batch.records) - 1
-        cursor = (offset + 1) * BATCH_EVENTS_MAX if is_last else offset * BATCH_EVENTS_MAX + place + 1
-        superseded = batch.superseded if place == 0 else None
-        found.append(Event(batch.attempt, batch.seq + place, cursor, record.encode(), superseded))
-    return found
+    batch = read_row(row, Batch, "batch of events")
+    return [
+        Event(
+            batch.attempt,
+            batch.seq + place,
+            offset * BATCH_EVENTS_MAX + place + 1,
+            record.encode(),
+            batch.superseded if place == 0 else None,
+        )
+        for place, record in enumerate(batch.records)
+    ]

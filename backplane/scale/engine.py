@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 DEFAULT_LABEL: Final = "default"
 LABEL_CHARS_MAX: Final = 64
-ATTEMPTS_MAX: Final = 5
-"""Attempts of one order: an order that loses five workers in a row is itself the cause."""
+LOST_MAX: Final = 5
+"""Lost attempts of one order: an order that loses five workers in a row is itself the cause, and fails."""
 JOB_BYTES_MAX: Final = 8 * 1024 * 1024
 """Bytes of one order as JSON, a row of the database; half the longest line of the protocol."""
 PRIORITY_MAX: Final = 2**31 - 1
@@ -44,27 +44,56 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """True if the submitter answers asks (`DurableEngine.answer`); else the ask's default decides."""
 
 
+class VoidAttempt(msgspec.Struct, frozen=True):
+    """An attempt that ended without the order's result; its events do not count."""
+
+    id: str
+    why: Literal["lost", "limit"]
+    """Its worker was lost; or it waited for a limit of the model's service, and gave its slot to another order."""
+    at_ms: int
+    """Time of its end by the database's clock, in milliseconds since 1970."""
+
+
+class Notes(msgspec.Struct, frozen=True):
+    """Our attributes of an order in the engine's table."""
+
+    void: tuple[VoidAttempt, ...] = ()
+    """Oldest first."""
+    cancelled: str | None = None
+    """Why the order was cancelled."""
+    not_before_ms: int = 0
+    """Earliest time of the next attempt by the database's clock, in milliseconds since 1970."""
+    waited_ms: int = 0
+    """Time between attempts that counts against the order's `wait_for_limit_s`."""
+
+
 class Attempt(msgspec.Struct, frozen=True):
-    """One try at an order."""
+    """One try at an order; its number is one more than its predecessors."""
 
     id: str
     """A UUID, the id of its run."""
     order_id: str
-    earlier: tuple[str, ...] = ()
-    """Attempts of the order that were lost, oldest first."""
-    cancelled: str | None = None
-    """Why the order was cancelled before this attempt began."""
+    notes: Notes = Notes()
     over_budget: str | None = None
     """Why the queue's budget does not cover it."""
     reserved_usd_micros: int = 0
     """Its share of the queue's budget until it is settled."""
     reported: tuple[Usage, ...] = ()
-    """The usage that the lost attempts reported last, for an order with a budget; oldest first."""
+    """The usage that each void attempt reported last, for an order with a budget; oldest first."""
 
     @property
     def number(self) -> int:
-        """The number of the attempt, from 1."""
-        return len(self.earlier) + 1
+        return len(self.notes.void) + 1
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Ids of the attempts that ended with their workers, oldest first."""
+        return tuple(one.id for one in self.notes.void if one.why == "lost")
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Ids of all attempts of the order, this one last."""
+        return (*(one.id for one in self.notes.void), self.id)
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -98,6 +127,12 @@ class OrderResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The receipt's outcome, for lists that read no receipts."""
 
 
+class LimitPause(msgspec.Struct, frozen=True):
+    """An attempt that ended because a limit of the model's service must pass first; nothing was billed."""
+
+    wait_ms: int
+
+
 class Status(msgspec.Struct, frozen=True):
     """The state of an order."""
 
@@ -115,6 +150,8 @@ class Status(msgspec.Struct, frozen=True):
     """Time since its end; None before."""
     outcome: str | None = None
     """The outcome in the receipt of a `done` order; a failed run ends as `done`, too."""
+    limited_ms: int | None = None
+    """Time until a waiting order may begin again after a limit of the model's service; None if it has none."""
 
 
 class Worker(msgspec.Struct, frozen=True):
@@ -163,7 +200,7 @@ class Control:
 
 Emit = Callable[[Sequence[bytes]], Awaitable[None]]
 """Stores events of an attempt, as canonical bytes, and returns once they are committed."""
-RunJob = Callable[[Job, Attempt, Emit, Control], Awaitable[OrderResult]]
+RunJob = Callable[[Job, Attempt, Emit, Control], Awaitable[OrderResult | LimitPause]]
 """Runs one attempt; raises only for a fault that no receipt can record."""
 
 

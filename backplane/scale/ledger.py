@@ -1,24 +1,20 @@
-"""Workers and lost attempts, in some small tables beside the engine's own, by the database's clock alone.
+"""Workers and the budget of a queue, in two small tables beside the engine's own, by the database's clock alone.
 
 A worker sends heartbeats; if the last is older than the lease, the worker is dead, and another one claims its orders.
-The engine's fence prevents a second receipt, so a wrong suspicion costs only an attempt. An attempt gets a row when it
-is lost: its id follows from order and worker, so that the usual order costs one read and no write. All calls block.
+The engine's fence prevents a second receipt, so a wrong suspicion costs only an attempt. All calls block.
 """
 
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-import msgspec
 import sqlalchemy as sa
 
-from backplane.contract.approval import Decision
 from backplane.errors import StoreError
-from backplane.scale.engine import Attempt, Budget, Worker
+from backplane.scale.engine import Budget, Worker
 
 BEAT_S: Final = 2.0
 """Seconds between two heartbeats, and the delay of a cancel; each is one small transaction."""
@@ -28,38 +24,13 @@ LOCK_WAIT_S: Final = 30.0
 """Seconds to wait for a locked SQLite file; transactions take milliseconds."""
 AGAIN_S: Final = 0.5
 """Seconds between two tries to reach the database; the watchdog ends a worker after a long outage."""
-_ATTEMPTS: Final = uuid.UUID("7d5f7a52-6c0c-4c11-9c1e-3a0f2f4b8f2d")
-"""The namespace of attempts' ids: random, and fixed for ever."""
 
 _TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS backplane_worker (id VARCHAR(64) PRIMARY KEY, label VARCHAR(64) NOT NULL, "
     "slots INTEGER NOT NULL, beat_ms BIGINT NOT NULL, claimed_ms BIGINT NOT NULL DEFAULT 0)",
-    "CREATE TABLE IF NOT EXISTS backplane_lost (order_id VARCHAR(64) NOT NULL, worker VARCHAR(64) NOT NULL, "
-    "number INTEGER NOT NULL, lost_ms BIGINT NOT NULL, PRIMARY KEY (order_id, worker))",
-    "CREATE TABLE IF NOT EXISTS backplane_cancel (order_id VARCHAR(64) PRIMARY KEY, why VARCHAR(1000) NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS backplane_answer (order_id VARCHAR(64) NOT NULL, attempt VARCHAR(64) NOT NULL, "
-    "ask VARCHAR(200) NOT NULL, decision TEXT NOT NULL, PRIMARY KEY (attempt, ask))",
     "CREATE TABLE IF NOT EXISTS backplane_budget (id INTEGER PRIMARY KEY, limit_usd_micros BIGINT, "
     "spent_usd_micros BIGINT NOT NULL)",
     "INSERT INTO backplane_budget VALUES (1, NULL, 0) ON CONFLICT (id) DO NOTHING",
-)
-_LOSE: Final = (
-    "INSERT INTO backplane_lost (order_id, worker, number, lost_ms) "
-    "SELECT CAST(:order AS VARCHAR), CAST(:worker AS VARCHAR), COUNT(*) + 1, {now} FROM backplane_lost "
-    "WHERE order_id = :order ON CONFLICT (order_id, worker) DO NOTHING"
-)
-_FACTS: Final = (
-    "SELECT 'lost' AS kind, worker AS text, CAST(number AS BIGINT) AS number FROM backplane_lost "
-    "WHERE order_id = :order "
-    "UNION ALL SELECT 'cancel', why, 0 FROM backplane_cancel WHERE order_id = :order "
-    "UNION ALL SELECT 'left', '', limit_usd_micros - spent_usd_micros FROM backplane_budget "
-    "WHERE limit_usd_micros IS NOT NULL "
-    "UNION ALL SELECT 'alive', '', 0 FROM backplane_worker WHERE id = :worker AND claimed_ms = 0 ORDER BY 3"
-)
-"""Reads all facts for an attempt in one statement without a transaction, most of our cost beside the engine's."""
-_NEWS: Final = (
-    "SELECT order_id, '' AS attempt, '' AS ask, why AS text FROM backplane_cancel WHERE order_id IN :ids "
-    "UNION ALL SELECT order_id, attempt, ask, decision FROM backplane_answer WHERE order_id IN :ids"
 )
 _TAKE: Final = (
     "UPDATE backplane_budget SET spent_usd_micros = spent_usd_micros + :wanted WHERE limit_usd_micros IS NULL "
@@ -71,15 +42,12 @@ _CLOCKS: Final = {
 }
 
 
-class News(msgspec.Struct, frozen=True):
-    """The answer to a heartbeat."""
+class Share(NamedTuple):
+    """An attempt's share of the queue's budget."""
 
-    is_alive: bool
-    """False if the other workers declared this one dead; its attempts are void then."""
-    cancelled: dict[str, str]
-    """Cancelled order → the reason."""
-    answers: dict[str, dict[str, Decision]]
-    """Attempt → ask → decision."""
+    usd_micros: int = 0
+    denied: str | None = None
+    """Why there is no share; None if the attempt may begin."""
 
 
 class Ledger:
@@ -118,6 +86,13 @@ class Ledger:
             if not sa.inspect(self._engine).has_table("backplane_budget"):
                 raise StoreError("receipt_store_failed", f"the queue's tables cannot be made: {error}") from error
 
+    def now_ms(self) -> int:
+        """Return the time by the database's clock, in milliseconds since 1970."""
+        ((now_ms,),) = self._rows(f"SELECT {self._now}")
+        return int(now_ms)
+
+    # Workers.
+
     def enter(self, worker: str, label: str, slots: int) -> None:
         """Register a worker, before it takes its first order."""
         insert = f"INSERT INTO backplane_worker (id, label, slots, beat_ms) VALUES (:id, :label, :slots, {self._now})"
@@ -131,21 +106,10 @@ class Ledger:
         """Remove the row of a worker without orders."""
         self._do("DELETE FROM backplane_worker WHERE id = :id", id=worker)
 
-    def beat(self, worker: str, orders: Collection[str]) -> News:
-        """Send a heartbeat, and return news of the worker's orders."""
+    def beat(self, worker: str) -> bool:
+        """Send a heartbeat; return False if the other workers declared this one dead."""
         update = f"UPDATE backplane_worker SET beat_ms = {self._now} WHERE id = :id AND claimed_ms = 0"
-        news = News(self._do(update, id=worker) == 1, {}, {})
-        for order, attempt, ask, text in self._rows(_NEWS, ids=orders):
-            if ask:
-                news.answers.setdefault(attempt, {})[ask] = msgspec.json.decode(text, type=Decision)
-            else:
-                news.cancelled[order] = text
-        return news
-
-    def now_ms(self) -> int:
-        """Return the time by the database's clock, in milliseconds since 1970."""
-        ((now_ms,),) = self._rows(f"SELECT {self._now}")
-        return int(now_ms)
+        return self._do(update, id=worker) == 1
 
     def workers(self) -> Sequence[Worker]:
         """Return all workers, also dead ones whose orders are still theirs."""
@@ -168,39 +132,29 @@ class Ledger:
         dead = [worker.id for worker in workers if worker.age_ms > self.lease_ms]
         return [one for one in dead if self._do(claim, id=one, lease=self.lease_ms) == 1]
 
-    def lose(self, order_id: str, worker: str) -> None:
-        """Record that a dead worker's attempt at an order is void; repeated calls have no effect."""
-        self._do(_LOSE.format(now=self._now), order=order_id, worker=worker)
+    # The budget.
 
-    def begin(self, order_id: str, worker: str, wanted_usd_micros: int = 0) -> Attempt | None:
-        """Return a new attempt: its predecessors, whether it is cancelled, and whether the budget covers it.
+    def begin(self, worker: str, wanted_usd_micros: int = 0) -> Share | None:
+        """Reserve an attempt's share of the budget until `settle`; that of a lost attempt stays reserved.
 
-        The wanted amount is reserved until `settle`, and for ever if the attempt is lost, as its cost is unknown.
         Waits for a database that is away.
 
         Returns:
             None if this worker was declared dead.
         """
-        facts = self._rows(_FACTS, is_patient=True, order=order_id, worker=worker)
-        if not any(kind == "alive" for kind, _, _ in facts):
+        alive = "SELECT 1 FROM backplane_worker WHERE id = :id AND claimed_ms = 0"
+        if not self._rows(alive, is_patient=True, id=worker):
             return None
-        earlier = tuple(attempt_id(order_id, lost) for kind, lost, _ in facts if kind == "lost")
-        why = next((text for kind, text, _ in facts if kind == "cancel"), None)
-        left = next((number for kind, _, number in facts if kind == "left"), None)
-        # An attempt cancelled before its start costs nothing.
-        wanted = 0 if why is not None else wanted_usd_micros
-        denied = None if why is not None else self._reserve(wanted, left)
-        reserved = 0 if denied is not None else wanted
-        return Attempt(attempt_id(order_id, worker), order_id, earlier, why, denied, reserved)
-
-    def _reserve(self, wanted: int, left: int | None) -> str | None:
-        """Reserve an attempt's share of the budget; return the reason if there is none."""
-        if not wanted and (left is None or left > 0):
-            return None
-        if wanted and self._do(_TAKE, is_patient=True, wanted=wanted):
-            return None
-        asked = f"${wanted / 1e6:.6f}" if wanted else "something"
-        return f"the order may cost {asked}, but only ${max(left or 0, 0) / 1e6:.6f} of the queue's budget is left"
+        if wanted_usd_micros and self._do(_TAKE, is_patient=True, wanted=wanted_usd_micros):
+            return Share(wanted_usd_micros)
+        budget = self.budget(is_patient=True)
+        if budget.limit_usd_micros is None:
+            return Share()
+        left = max(budget.limit_usd_micros - budget.spent_usd_micros, 0)
+        if not wanted_usd_micros and left:
+            return Share()
+        asked = f"${wanted_usd_micros / 1e6:.6f}" if wanted_usd_micros else "something"
+        return Share(0, f"the order may cost {asked}, but only ${left / 1e6:.6f} of the queue's budget is left")
 
     def settle(self, reserved_usd_micros: int, cost_usd_micros: int) -> None:
         """Replace an attempt's reservation by its cost. Waits for a database that is away."""
@@ -209,45 +163,14 @@ class Ledger:
             add = "UPDATE backplane_budget SET spent_usd_micros = spent_usd_micros + :more"
             self._do(add, is_patient=True, more=more)
 
-    def budget(self) -> Budget:
+    def budget(self, *, is_patient: bool = False) -> Budget:
         """Return the budget of the whole queue and its cost so far."""
-        (row,) = self._rows("SELECT limit_usd_micros, spent_usd_micros FROM backplane_budget")
+        (row,) = self._rows("SELECT limit_usd_micros, spent_usd_micros FROM backplane_budget", is_patient=is_patient)
         return Budget(*row)
 
     def set_budget(self, limit_usd_micros: int | None) -> None:
         """Set the budget of the whole queue, past cost included."""
         self._do("UPDATE backplane_budget SET limit_usd_micros = :limit", limit=limit_usd_micros)
-
-    def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> bool:
-        """Store an answer for the attempt's worker; return False if there is one already, which stays."""
-        insert = (
-            "INSERT INTO backplane_answer (order_id, attempt, ask, decision) "
-            "VALUES (:order, :attempt, :ask, :decision) ON CONFLICT (attempt, ask) DO NOTHING"
-        )
-        text = msgspec.json.encode(decision).decode()
-        return self._do(insert, order=order_id, attempt=attempt, ask=ask, decision=text) == 1
-
-    def remove(self, orders: Collection[str]) -> None:
-        """Remove orders that have ended; their cost stays counted."""
-        for table in ("lost", "cancel", "answer"):
-            self._do(f"DELETE FROM backplane_{table} WHERE order_id IN :ids", ids=orders)
-
-    def lost(self, orders: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """Return the lost attempts of these orders, oldest first."""
-        found: dict[str, tuple[str, ...]] = {}
-        select = "SELECT order_id, worker FROM backplane_lost WHERE order_id IN :ids ORDER BY number"
-        for order_id, worker in self._rows(select, ids=orders):
-            found[order_id] = (*found.get(order_id, ()), attempt_id(order_id, worker))
-        return found
-
-    def cancels(self, orders: Collection[str]) -> dict[str, str]:
-        """Return the reasons of cancelled orders among these."""
-        return dict(self._rows("SELECT order_id, why FROM backplane_cancel WHERE order_id IN :ids", ids=orders))
-
-    def cancel(self, order_id: str, why: str) -> None:
-        """Cancel an order; the first reason stays."""
-        insert = "INSERT INTO backplane_cancel (order_id, why) VALUES (:id, :why) ON CONFLICT (order_id) DO NOTHING"
-        self._do(insert, id=order_id, why=why[:1000])
 
     def _rows(self, statement: str, *, is_patient: bool = False, **values: Any) -> Sequence[Any]:
         return self._run(statement, values, is_patient)[0]
@@ -257,29 +180,16 @@ class Ledger:
         return self._run(statement, values, is_patient)[1]
 
     def _run(self, statement: str, values: dict[str, Any], is_patient: bool) -> tuple[Sequence[Any], int]:
-        """Run a statement.
+        """Run a statement; a patient one is repeated while the database is away.
 
-        Args:
-            values: by name; `ids` is a collection.
-            is_patient: repeat while the database is away. A statement whose answer was cut off runs twice: the budget
-                then counts too much, never too little.
+        A statement whose answer was cut off runs twice: the budget then counts too much, never too little.
         """
-        text = sa.text(statement)
-        if "ids" in values:
-            # Postgres needs the type of an empty list.
-            text = text.bindparams(sa.bindparam("ids", type_=sa.String, expanding=True))
-            values["ids"] = list(values["ids"])
         while True:
             try:
                 with self._engine.connect() as connection:
-                    done = connection.execute(text, values)
+                    done = connection.execute(sa.text(statement), values)
                     return done.all() if done.returns_rows else (), done.rowcount
             except (sa.exc.OperationalError, sa.exc.InterfaceError):
                 if not is_patient:
                     raise
                 time.sleep(AGAIN_S)
-
-
-def attempt_id(order_id: str, worker: str) -> str:
-    """Return the id of a worker's attempt at an order; a worker has one at most, as a resume needs its death."""
-    return str(uuid.uuid5(_ATTEMPTS, f"{order_id}/{worker}"))

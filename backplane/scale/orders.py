@@ -195,7 +195,7 @@ def approval_of(event: Event) -> Approval | ApprovalAnswered | None:
 async def open_asks(engine: DurableEngine, status: Status) -> dict[str, Approval]:
     """Return the open questions of the valid attempt, by their ids, oldest first."""
     asks: dict[str, Approval] = {}
-    for event in await engine.told(status.order_id):
+    for event in await engine.past_events(status.order_id):
         read = approval_of(event) if event.attempt == status.attempts[-1] else None
         if isinstance(read, Approval):
             asks[str(read.body.get("id"))] = read

@@ -5,7 +5,7 @@ A fault of the order ends in a receipt. Only a fenced attempt raises: its receip
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,17 +15,18 @@ import msgspec
 
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
-from backplane.contract.events import Approval
+from backplane.contract.events import AgentEvent, Approval, RetryReported
+from backplane.contract.receipt import Usage
 from backplane.contract.work import OF_QUEUE, WorkOrder
 from backplane.errors import BackendError, BackplaneError, ConfigError, PolicyError, WorkspaceError
 from backplane.routing.driver import backend_for
 from backplane.runtime.backends import Backend, from_command
-from backplane.runtime.budgets import COUNTED, after_run, amount_of
+from backplane.runtime.budgets import ANSWERS, COUNTED, after_run, amount_of
 from backplane.runtime.door import AsyncOnAsk, Desk, of_run, open_door
 from backplane.runtime.place import incoming, quota_of
 from backplane.runtime.plane import ControlPlane, Run
 from backplane.scale.content import Contents
-from backplane.scale.engine import ATTEMPTS_MAX, Attempt, Control, Emit, Job, OrderResult
+from backplane.scale.engine import LOST_MAX, Attempt, Control, Emit, Job, LimitPause, OrderResult
 from backplane.scale.orders import check_secrets, secret_names, server_values
 from backplane.workspace import archive
 
@@ -37,6 +38,11 @@ KEEP_AGAIN_S: Final = 5.0
 """Seconds between two tries to store a result in the content store."""
 KEEP_S_MAX: Final = 900.0
 """Seconds of these tries; then the order ends as `broken`, with the reason."""
+DEFER_MS_MIN: Final = 60_000
+"""Shortest wait in milliseconds for a limit of the model's service that gives the slot to another order.
+
+For a shorter one, a new start of the agent and of the workspace would take as long.
+"""
 RECEIPT_BYTES_MAX: Final = 1024 * 1024
 """Bytes of a receipt in the engine's database; a longer one goes into the content store."""
 
@@ -61,8 +67,8 @@ class Runner:
         self._content = content
         self._progress, self._delayed = progress, delayed
 
-    async def __call__(self, job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult:
-        """Run one attempt to its receipt.
+    async def __call__(self, job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult | LimitPause:
+        """Run one attempt to its receipt, or until it has to wait for a limit before its agent has done anything.
 
         Raises:
             BackendError: `stream_closed`, the attempt was fenced.
@@ -71,18 +77,18 @@ class Runner:
         order, backend = job.order, self._backend(job)
         for name in OF_QUEUE:
             order = order.without_abp(name)
-        lost: list[Json] = list(attempt.earlier)
+        lost: list[Json] = list(attempt.lost)
         place = {"attempt": attempt.number, "lost": lost, "on_lost_worker": job.on_lost_worker, "label": job.label}
         added: dict[str, Json] = {"queue": place}
         self._progress(attempt, None)
         async with incoming(self._plane.home) as folder:
             try:
-                if attempt.cancelled is None:
+                if attempt.notes.cancelled is None:
                     self._check(job, attempt)
                     order = await anyio.to_thread.run_sync(self._left, order, attempt)
                     order, backend, route = await backend_for(order, self._plane, job.backend)
                     order = await anyio.to_thread.run_sync(self._arrived, job, order, folder)
-                why: str | BackplaneError | None = attempt.cancelled
+                why: str | BackplaneError | None = attempt.notes.cancelled
             except BackplaneError as error:
                 why = error
             if why is not None:
@@ -95,29 +101,42 @@ class Runner:
                 tasks.start_soon(_watch, run, control)
                 if desk is not None:
                     tasks.start_soon(open_door, self._plane.home, run.id, of_run(run, desk))
+                has_answered, pause = False, None
                 async for batch in run.batches():
                     await emit(batch.records)
+                    has_answered = has_answered or any(isinstance(event, ANSWERS) for event in batch.events)
+                    if pause is None and not has_answered and run.facts.folded.usage == Usage():
+                        pause = _pause(batch.events, order)
+                        if pause is not None:
+                            wait_s = pause.wait_ms // 1000
+                            await run.cancel(f"the order waits {wait_s} s in the queue for a limit of the service")
                 tasks.cancel_scope.cancel()
             if control.fenced is not None:
                 raise BackendError("stream_closed", control.fenced)
+            if pause is not None and control.why is None:
+                return pause
             return await self._result(run, attempt)
 
     def _check(self, job: Job, attempt: Attempt) -> None:
         """Raise an error if this attempt must not begin."""
-        if attempt.earlier and job.on_lost_worker == "fail":
-            fact = f"lost worker: attempt {attempt.earlier[-1]} ended with its worker, and the order forbids another"
+        if attempt.lost and job.on_lost_worker == "fail":
+            fact = f"lost worker: attempt {attempt.lost[-1]} ended with its worker, and the order forbids another"
             raise BackendError("backend_crashed", fact, hint="allow one: queue submit --on-lost-worker rerun")
         if attempt.over_budget is not None:
             hint = "raise the budget: backplane queue limit --budget-usd USD"
             raise PolicyError("policy_denied", attempt.over_budget, hint=hint)
-        if attempt.number > ATTEMPTS_MAX:
-            raise BackendError("backend_crashed", f"lost worker: {ATTEMPTS_MAX} attempts ended with their workers")
+        if len(attempt.lost) >= LOST_MAX:
+            raise BackendError("backend_crashed", f"lost worker: {LOST_MAX} attempts ended with their workers")
         check_secrets(job.order)
 
     def _left(self, order: WorkOrder, attempt: Attempt) -> WorkOrder:
-        """Return the order with its budgets less the cost of lost attempts. Raises PolicyError `policy_denied`."""
-        for lost, usage in zip(attempt.earlier, attempt.reported, strict=False):
-            order = after_run(self._plane.state_folder.store(), order, lost, amount_of(usage))
+        """Return the order less the cost and the waits of void attempts. Raises PolicyError `policy_denied`."""
+        for void, usage in zip(attempt.notes.void, attempt.reported, strict=False):
+            if void.why == "lost":  # The others were refused by the service, which is not billed.
+                order = after_run(self._plane.state_folder.store(), order, void.id, amount_of(usage))
+        if attempt.notes.waited_ms:
+            left_ms = max(_allowed_ms(order) - attempt.notes.waited_ms, 0)
+            order = order.with_abp("wait_for_limit_s", left_ms // 1000)
         return order
 
     def _backend(self, job: Job) -> Backend:
@@ -143,8 +162,6 @@ class Runner:
         return _filled(msgspec.structs.replace(order, workspace=spec), job, self._plane.environ)
 
     async def _result(self, run: Run, attempt: Attempt) -> OrderResult:
-        attempts = (*attempt.earlier, attempt.id)
-
         def gathered() -> OrderResult:
             patch = None
             if run.patch is not None and run.stored.verification.git_diff is None and run.patch.is_file():
@@ -152,7 +169,7 @@ class Runner:
             data = b"".join(run.receipt_chunks())
             is_short = len(data) <= RECEIPT_BYTES_MAX
             receipt, kept = (data.decode(), None) if is_short else (None, self._content.put(iter((data,))))
-            return OrderResult(attempts, receipt, kept, patch, _cost_usd_micros(run), run.stored.outcome)
+            return OrderResult(attempt.all, receipt, kept, patch, _cost_usd_micros(run), run.stored.outcome)
 
         result = await self._kept(gathered, attempt)
         self._progress(attempt, run)
@@ -177,6 +194,19 @@ class Runner:
                     known = error.message
                     self._delayed(attempt, f"its result cannot be stored, next try in {KEEP_AGAIN_S:g} s: {known}")
             await anyio.sleep(KEEP_AGAIN_S)
+
+
+def _pause(events: Sequence[AgentEvent], order: WorkOrder) -> LimitPause | None:
+    """Return the wait for a limit of the model's service that these events report, if it is long and allowed."""
+    for event in events:
+        after_ms = event.body.get("retry_after_ms") if isinstance(event, RetryReported) else None
+        if isinstance(after_ms, int) and DEFER_MS_MIN <= after_ms <= _allowed_ms(order):
+            return LimitPause(after_ms)
+    return None
+
+
+def _allowed_ms(order: WorkOrder) -> int:
+    return int(order.abp("wait_for_limit_s") or 0) * 1000
 
 
 def _cost_usd_micros(run: Run) -> int | None:

@@ -181,7 +181,7 @@ def _superseded(event: Event) -> bytes:
     """Return an event that says that all events before are those of a lost attempt."""
     told = Warned(
         ts=canonical.timestamp_at(time.time_ns()),
-        message=f"attempt {event.superseded} was lost with its worker: what it said does not count, the next begins",
+        message=f"attempt {event.superseded} is void: its worker was lost, or a limit had to pass; another one begins",
         ext={"queue": {"attempt": event.attempt, "superseded": event.superseded}},
     )
     return canonical.encode(msgspec.to_builtins(told))

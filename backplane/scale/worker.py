@@ -19,8 +19,10 @@ import anyio.to_thread
 import msgspec
 from dbos import DBOS
 
+from backplane.contract.approval import Decision
+from backplane.contract.events import AgentEvent
 from backplane.errors import BackendError
-from backplane.runtime.budgets import Amount, own_budget
+from backplane.runtime.budgets import Amount, last_usage, own_budget
 from backplane.scale.durable import (
     BATCH_EVENTS_MAX,
     NAME,
@@ -29,10 +31,24 @@ from backplane.scale.durable import (
     Batch,
     DurableEngine,
     JsonText,
+    answers_of,
+    attempt_id,
+    notes_of,
     queue_name,
     words_of,
 )
-from backplane.scale.engine import DEFAULT_LABEL, Control, Job, RunJob, read_row
+from backplane.scale.engine import (
+    DEFAULT_LABEL,
+    Attempt,
+    Control,
+    Emit,
+    Job,
+    LimitPause,
+    OrderResult,
+    RunJob,
+    VoidAttempt,
+    read_row,
+)
 from backplane.scale.watchdog import Watchdog
 
 VERSION: Final = "1"
@@ -98,7 +114,9 @@ class _Worker:
         self._away_since: float | None = None
         """Monotonic time of the first failure to reach the database; None while it is reachable."""
         self._live: dict[str, tuple[str, Control]] = {}
-        """Attempt → its order, and its control."""
+        """Order → its attempt, and its control."""
+        self._deferred: dict[str, float] = {}
+        """Order that waits for a limit of a model's service → monotonic time when workers may take it again."""
         self._over = threading.Event()
         self._beating = threading.Thread(target=self._beat, name="beat", daemon=True)
         self._watchdog = Watchdog(engine.lease_s * _WATCH_SHARE)
@@ -143,46 +161,93 @@ class _Worker:
             if self._beating.ident is not None:
                 self._beating.join(self._engine.lease_s)
             with suppress(Exception):  # If the database is away, the lease runs out.
-                if self._live or self.lost:
+                if self._live or self._deferred or self.lost:
                     self._ledger.leave(self.id)
                 else:
                     self._ledger.forget(self.id)
             self._watchdog.close()
 
     async def _attempt(self, text: str) -> str:
-        order_id = str(DBOS.workflow_id)
+        """Run an attempt; a cancel leaves the order to its next attempt."""
         job = read_row(text, Job, "order")
-        wanted = round((job.order.config.max_budget_usd or 0) * 1_000_000)
-        attempt = await anyio.to_thread.run_sync(self._ledger.begin, order_id, self.id, wanted)
+        attempt = await anyio.to_thread.run_sync(self._begin, job, str(DBOS.workflow_id))
         if attempt is None:
             raise asyncio.CancelledError
-        if attempt.earlier and own_budget(job.order) != Amount():
-            reported = await self._engine.reported(order_id, attempt.earlier)
-            attempt = msgspec.structs.replace(attempt, reported=reported)
-        control, count = Control(), 0
+        control = Control()
+        self._live[attempt.order_id] = (attempt.id, control)
+        try:
+            result = await self._run(job, attempt, self._emitter(attempt), control)
+            if self.lost:
+                raise BackendError("stream_closed", self.lost)
+            return await anyio.to_thread.run_sync(self._end, job, attempt, result)
+        except Exception:
+            if control.fenced is None and not self.lost:
+                raise
+            # An error would become the order's end, but the next worker must write that; a cancel leaves it open.
+            raise asyncio.CancelledError from None
+        finally:
+            del self._live[attempt.order_id]
+
+    def _begin(self, job: Job, order_id: str) -> Attempt | None:
+        """Return a new attempt; None if the order must wait, or this worker was declared dead. Blocks."""
+        notes = notes_of(self._engine.row(order_id))
+        wait_ms = notes.not_before_ms - self._ledger.now_ms()
+        if wait_ms > 0 and notes.cancelled is None:
+            self._defer(job, order_id, wait_ms)
+            return None
+        # An attempt that was cancelled before its start costs nothing.
+        is_free = notes.cancelled is not None
+        wanted = 0 if is_free else round((job.order.config.max_budget_usd or 0) * 1_000_000)
+        share = self._ledger.begin(self.id, wanted)
+        if share is None:
+            return None
+        reported: dict[str, list[AgentEvent]] = {}
+        if notes.void and own_budget(job.order) != Amount():
+            for event in self._engine.past(order_id):
+                reported.setdefault(event.attempt, []).append(msgspec.json.decode(event.record, type=AgentEvent))
+        return Attempt(
+            attempt_id(order_id, len(notes.void), self.id),
+            order_id,
+            notes,
+            over_budget=None if is_free else share.denied,
+            reserved_usd_micros=share.usd_micros,
+            reported=tuple(last_usage(reported.get(one.id, ())) for one in notes.void),
+        )
+
+    def _end(self, job: Job, attempt: Attempt, result: OrderResult | LimitPause) -> str:
+        """Return the text of an order's result, or defer the order. Blocks."""
+        cost = 0 if isinstance(result, LimitPause) else result.cost_usd_micros
+        if cost is not None:
+            self._ledger.settle(attempt.reserved_usd_micros, cost)
+        if isinstance(result, OrderResult):
+            return msgspec.json.encode(result).decode()
+        self._defer(job, attempt.order_id, result.wait_ms)
+        now_ms, notes = self._ledger.now_ms(), attempt.notes
+        self._engine.note(
+            attempt.order_id,
+            void=(*notes.void, VoidAttempt(attempt.id, "limit", now_ms)),
+            not_before_ms=now_ms + result.wait_ms,
+            waited_ms=notes.waited_ms + result.wait_ms,
+        )
+        raise asyncio.CancelledError
+
+    def _defer(self, job: Job, order_id: str, wait_ms: int) -> None:
+        self._engine.defer(order_id, job.label)
+        self._deferred[order_id] = time.monotonic() + wait_ms / 1000
+
+    def _emitter(self, attempt: Attempt) -> Emit:
+        count = 0
 
         async def emit(records: Sequence[bytes]) -> None:
             nonlocal count
             for start in range(0, len(records), BATCH_EVENTS_MAX):
                 part = tuple(record.decode() for record in records[start : start + BATCH_EVENTS_MAX])
-                superseded = attempt.earlier[-1] if attempt.earlier and not count else None
+                superseded = attempt.notes.void[-1].id if attempt.notes.void and not count else None
                 batch = Batch(attempt.id, count + 1, part, superseded)
                 await DBOS.write_stream_async(STREAM, msgspec.json.encode(batch).decode())
                 count += len(part)
 
-        self._live[attempt.id] = (order_id, control)
-        try:
-            result = await self._run(job, attempt, emit, control)
-            if result.cost_usd_micros is not None:
-                await anyio.to_thread.run_sync(self._ledger.settle, attempt.reserved_usd_micros, result.cost_usd_micros)
-            return msgspec.json.encode(result).decode()
-        except Exception:
-            if control.fenced is None:
-                raise
-            # An error would become the order's end, but the next worker must write that; a cancel leaves it open.
-            raise asyncio.CancelledError from None
-        finally:
-            del self._live[attempt.id]
+        return emit
 
     # The thread of the heartbeat.
 
@@ -194,7 +259,7 @@ class _Worker:
             try:
                 self._hear()
                 if time.monotonic() >= reap_at:
-                    self._take_over()
+                    self._engine.take_over()
                     reap_at = time.monotonic() + lease_s / 4
             except Exception as error:  # If the database is away, no heartbeat is sent, and the watchdog counts.
                 if self._away_since is None:
@@ -209,21 +274,22 @@ class _Worker:
                 self._watchdog.feed()
 
     def _hear(self) -> None:
+        """Send a heartbeat, and read the notes of this worker's orders."""
         live = dict(self._live)
-        news = self._ledger.beat(self.id, {order for order, _ in live.values()})
-        if not news.is_alive:
+        if not self._ledger.beat(self.id):
             silent = f"sent no heartbeat for {self._engine.lease_s:g} s"
             self.lost = f"worker {self.id} {silent}; others took its orders over"
-        for attempt, (order, control) in live.items():
-            if self.lost:
+            for _, control in live.values():
                 control.fenced = self.lost
-            control.why = control.why or news.cancelled.get(order)
-            control.answers.update(news.answers.get(attempt, {}))
-
-    def _take_over(self) -> None:
-        owners = {row.executor_id for row in self._engine.rows(("running",)) if row.executor_id}
-        for dead in self._ledger.claim_dead(owners):
-            for row in self._engine.rows(("running",), executor_id=dead):
-                self._ledger.lose(row.workflow_id, dead)
-                self._engine.client.resume_workflow(row.workflow_id, queue_name=row.queue_name)
-            self._ledger.forget(dead)
+            self._deferred.clear()
+        ids = [*live, *list(self._deferred)]
+        for row in self._engine.rows(workflow_ids=ids) if ids else ():
+            id, why = row.workflow_id, notes_of(row).cancelled
+            if id in live:
+                attempt, control = live[id]
+                control.why = control.why or why
+                given = answers_of(row, attempt)
+                control.answers.update({ask: msgspec.convert(one, Decision) for ask, one in given.items()})
+            if id in self._deferred and (why is not None or self._deferred[id] <= time.monotonic()):
+                self._engine.enqueue_again(id, self._label)
+                del self._deferred[id]

@@ -29,6 +29,11 @@ async def held(engine: DurableEngine, status: Status) -> HoldReason:
     """Return why an order has not ended: the queue, a dead worker, a cancel, an open question, or work."""
     follow = f"backplane queue events {status.order_id} --follow, or wait"
     if status.state != "running":
+        if status.cancelled is None and status.limited_ms is not None:
+            verdict = "it waits for a limit of the model's service, and takes no slot"
+            return HoldReason(
+                "limit_waits", verdict, f"it may begin again in {elapsed(status.limited_ms // 1000)}", follow
+            )
         waits = await _why_it_waits(engine, status)
         if status.cancelled is None:
             return HoldReason("queued", "it waits in the queue for a worker", waits, follow)

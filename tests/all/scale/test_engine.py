@@ -27,8 +27,8 @@ from backplane.workspace import Quota
 
 pytest.importorskip("dbos")
 from backplane.scale import durable
-from backplane.scale.durable import DurableEngine
-from backplane.scale.ledger import Ledger, attempt_id
+from backplane.scale.durable import DurableEngine, answers_of, notes_of
+from backplane.scale.ledger import Ledger, Share
 from backplane.scale.worker import serve
 from tests.all.scale.test_queue_faults import BINARIES, postgres
 from tests.queues import check_events, followed, needs_queue
@@ -70,7 +70,7 @@ class Runs:
     async def __call__(self, job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult:
         if attempt.over_budget is not None:
             self.denied.append(attempt.over_budget)
-            return OrderResult((*attempt.earlier, attempt.id), "denied", cost_usd_micros=0)
+            return OrderResult(attempt.all, "denied", cost_usd_micros=0)
         self.begun.append((job.order.task, time.monotonic()))
         self._now += 1
         self.most = max(self.most, self._now)
@@ -79,7 +79,7 @@ class Runs:
                 await anyio.sleep(0.05)
         await anyio.sleep(0.5 if self.together > 1 else 0)  # One more would begin now.
         self._now -= 1
-        return OrderResult((*attempt.earlier, attempt.id), job.order.task, cost_usd_micros=self.cost)
+        return OrderResult(attempt.all, job.order.task, cost_usd_micros=self.cost)
 
 
 async def play(engine: DurableEngine, runs: Runs, jobs: Sequence[Job], slots: int) -> None:
@@ -99,7 +99,7 @@ async def submitted(engine: DurableEngine, count: int, usd: float | None = None)
 
 async def _echo(job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult:
     await emit([b'{"n":1}', b'{"n":2}'])
-    return OrderResult((*attempt.earlier, attempt.id), receipt=job.order.task)
+    return OrderResult(attempt.all, receipt=job.order.task)
 
 
 def test_an_order_submitted_twice_is_run_once(engine: DurableEngine) -> None:
@@ -260,32 +260,40 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield server.url
 
 
-def test_the_ledger_tells_an_attempt_of_those_before_it_of_a_cancel_and_of_the_budget(url: str) -> None:
+def test_the_ledger_reserves_shares_of_the_budget_for_live_workers(url: str) -> None:
     ledger = Ledger(url)
     ledger.prepare()
-    for worker in ("v", "w"):
-        ledger.enter(worker, "default", 1)
-    assert ledger.begin("o", "v") == Attempt(attempt_id("o", "v"), "o")
-    ledger.lose("o", "v")
-    ledger.lose("o", "v")
-    ledger.cancel("o", "why")
-    assert ledger.begin("o", "w") == Attempt(attempt_id("o", "w"), "o", (attempt_id("o", "v"),), "why")
-    assert ledger.begin("o", "unknown") is None
+    ledger.enter("w", "default", 1)
+    assert ledger.begin("w", 400_000) == Share(400_000)
+    ledger.settle(400_000, 0)
+    assert ledger.begin("unknown") is None
     ledger.set_budget(1_000_000)
-    assert ledger.begin("o", "w", 400_000) == Attempt(attempt_id("o", "w"), "o", (attempt_id("o", "v"),), "why")
-    assert ledger.budget() == Budget(1_000_000, 0)
-    taken = Attempt(attempt_id("p", "w"), "p", reserved_usd_micros=400_000)
-    assert ledger.begin("p", "w", 400_000) == taken
+    assert ledger.begin("w", 400_000) == Share(400_000)
     ledger.settle(400_000, 300_000)
-    assert (denied := ledger.begin("p", "w", 800_000)) is not None
-    assert denied.over_budget is not None
-    assert {"$0.800000", "$0.700000"} <= set(re.split("[ ,]", denied.over_budget))
-    ledger.answer("p", "d", "ask-1", Decision("allow"))
-    ledger.answer("p", "d", "ask-1", Decision("deny"))
-    news = ledger.beat("w", {"o", "p"})
-    assert (news.is_alive, news.cancelled) == (True, {"o": "why"})
-    assert news.answers == {"d": {"ask-1": Decision("allow")}}
-    ledger.remove(["o"])
-    assert ledger.lost(["o", "p"]) == {}
+    denied = ledger.begin("w", 800_000)
+    assert denied is not None
+    assert {"$0.800000", "$0.700000"} <= set(re.split("[ ,]", str(denied.denied)))
     assert ledger.budget() == Budget(1_000_000, 300_000)
+    assert ledger.beat("w")
+    assert not ledger.beat("unknown")
     ledger.close()
+
+
+@pytest.mark.anyio
+async def test_a_lost_attempt_a_cancel_and_an_answer_are_notes_of_the_order(url: str) -> None:
+    engine = DurableEngine(url, lease_s=0.0)
+    job = Job(WorkOrder("t"), "rerun")
+    await engine.submit(job)
+    id = job.order.id
+    assert await engine.cancel(id, "why")
+    assert await engine.cancel(id, "another reason")
+    assert await engine.answer(id, "a", "ask-1", Decision("allow"))
+    assert not await engine.answer(id, "a", "ask-1", Decision("deny"))
+    row = engine.row(id)
+    assert (notes_of(row).cancelled, list(answers_of(row, "a"))) == ("why", ["ask-1"])
+    assert not answers_of(row, "b")
+    engine.defer(id, "default")
+    assert [one.state for one in await engine.list(label="default")] == ["waiting"]
+    engine.enqueue_again(id, "default")
+    assert engine.row(id).queue_name == "backplane.default"
+    engine.close()

@@ -269,7 +269,7 @@ def test_orders_of_a_killed_worker_fail_or_run_again_and_spend_their_budget_once
         worker = queue.worker("--slots", "3", "--config", str(config))
         with anyio.fail_after(100):
             for job in (lost, *spends):
-                while not await queue.engine.told(job.order.id):
+                while not await queue.engine.past_events(job.order.id):
                     await anyio.sleep(0.1)
         worker.kill()
         queue.worker("--slots", "3", "--config", str(config))
@@ -286,6 +286,55 @@ def test_orders_of_a_killed_worker_fail_or_run_again_and_spend_their_budget_once
         assert "lost worker" in receipt.backplane["error"]["message"]
 
     anyio.run(main)
+
+
+LIMITED = """
+hello()
+run = take()
+if run["work_order"]["config"]["vendor"]["abp"].get("wait_for_limit_s") == 600:
+    body = {"code": "backend_rate_limited", "retry_after_ms": 400_000, "until": "2030-01-01T00:00:00Z"}
+    put({"t": "event", "ref_id": run["id"], "event": {
+        "ts": "2026-01-15T12:00:00Z", "type": "warning", "message": "waiting", "ext": {"retry": body}}})
+    time.sleep(60)
+put(final(run))
+end()
+"""
+
+
+def test_an_order_that_waits_for_a_limit_takes_no_slot_and_begins_again(queue: Queue) -> None:
+    (queue.folder / "limited.py").write_text(PRELUDE.format(hello=json.dumps(HELLO)) + LIMITED)
+    config = queue.folder / "worker.toml"
+    config.write_text(f'[backends.limited]\ncommand = ["{sys.executable}", "{queue.folder / "limited.py"}"]\n')
+
+    limited, cancelled = (replace(queue.job("t", wait_for_limit_s=600), backend="limited") for _ in range(2))
+    other = queue.job("true")
+
+    async def deferred() -> None:
+        for job in (limited, cancelled, other):
+            await queue.engine.submit(job)
+        await queue.engine.result(other.order.id, timeout_s=100)  # The only slot is free.
+        for job in (limited, cancelled):
+            status = await queue.engine.status(job.order.id)
+            assert (status.state, status.label, len(status.attempts)) == ("waiting", "default", 1)
+            assert 300_000 < (status.limited_ms or 0) <= 400_000
+
+    async def resumed() -> None:
+        await queue.engine.cancel(cancelled.order.id, "not needed")
+        result = await queue.engine.result(cancelled.order.id, timeout_s=100)
+        assert '"cancel_reason":"not needed"' in str(result.receipt)
+        # Another worker takes a deferred order over, and knows its time.
+        worker.kill()
+        queue.engine.note(limited.order.id, not_before_ms=queue.engine.ledger.now_ms() + 10_000)
+        queue.worker("--config", str(config))
+        result = await queue.engine.result(limited.order.id, timeout_s=100)
+        assert (result.outcome, len(result.attempts)) == ("complete", 2)
+        check_events(await followed(queue.engine, limited.order.id), result.attempts[-1])
+        assert '"lost":[]' in str(result.receipt)
+
+    worker = queue.worker("--config", str(config))
+    anyio.run(deferred)
+    assert "a limit of the model's service" in queue.cli("queue", "show", limited.order.id).stdout
+    anyio.run(resumed)
 
 
 def test_a_stopped_worker_and_its_children_are_killed_before_others_take_over(queue: Queue) -> None:
@@ -365,7 +414,7 @@ def test_an_answer_or_a_cancel_without_an_object_is_refused(queue: Queue) -> Non
     mock_worker(queue, "acts")
     scenario = ("--param", 'mock.scenario=[{"ask":{"question":"which colour?"}}]')
     order_id = queue.cli("queue", "submit", "t", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
-    until(lambda: "which colour?" in str(anyio.run(queue.engine.told, order_id)))
+    until(lambda: "which colour?" in str(anyio.run(queue.engine.past_events, order_id)))
 
     def refused(*words: str) -> str:
         done = queue.cli("queue", *words)
@@ -427,7 +476,7 @@ def test_a_worker_of_the_same_state_folder_takes_answers_at_the_door(queue: Queu
     mock_worker(queue, "acts", BACKPLANE_HOME=str(queue.home))
     scenario = ("--param", 'mock.scenario=[{"ask":{"question":"which colour?"}}]')
     order_id = queue.cli("queue", "submit", "paint it", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
-    until(lambda: "which colour?" in str(anyio.run(queue.engine.told, order_id)))
+    until(lambda: "which colour?" in str(anyio.run(queue.engine.past_events, order_id)))
     ask = here_cli(queue, "answer", "last", "nosuch", "allow").stderr.split()[-1]
     assert here_cli(queue, "answer", "last", ask, "allow", "--text", "green").stdout == "allow: asks: which colour?\n"
     until(lambda: anyio.run(queue.engine.status, order_id).state == "done")

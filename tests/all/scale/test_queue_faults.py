@@ -29,7 +29,8 @@ import pytest
 pytest.importorskip("dbos")
 
 from backplane.receipts.store import Store
-from backplane.scale.engine import ATTEMPTS_MAX, Job, OrderResult
+from backplane.scale.durable import notes_of
+from backplane.scale.engine import LOST_MAX, Job, OrderResult
 from backplane.scale.orders import keep
 from tests.queues import Queue, a_queue, check_events, until
 
@@ -281,7 +282,7 @@ class _Round:
         elif receipt.outcome != "complete":
             assert receipt.backplane["error"]["code"] == "backend_crashed", receipt.backplane
             assert "lost worker" in receipt.backplane["error"]["message"]
-            assert len(lost) >= (1 if self.rules[place] == "fail" else ATTEMPTS_MAX)
+            assert len(lost) >= (1 if self.rules[place] == "fail" else LOST_MAX)
         elif self.rules[place] == "fail":
             assert not lost
         _check_lines(self.queue.engine, job.order.id, self.marks / str(place))
@@ -290,8 +291,7 @@ class _Round:
 def _check_lines(engine: Any, order: str, path: Path) -> None:
     """No attempt has written a line once it was lost, but for a moment."""
     lines = [row.split() for row in path.read_text().splitlines()] if path.exists() else []
-    select = f"SELECT lost_ms FROM backplane_lost WHERE order_id = '{order}' ORDER BY number"
-    ends = [row[0] / 1000 for row in engine._ledger._rows(select)]
+    ends = [lost.at_ms / 1000 for lost in notes_of(engine.row(order)).void]
     first: dict[str, float] = {}
     for who, when in lines:
         first.setdefault(who, int(when) / 1e9)
