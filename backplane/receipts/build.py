@@ -351,12 +351,11 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             self.claimed_paths.add(path)
             self._claimed_chars += len(path)
 
-    def fold_claims(self, events: Sequence[AgentEvent], first: int, *, ours: bool) -> None:
-        """Add what these events claim; most kinds of events claim nothing and are passed over.
+    def fold_claims(self, events: Sequence[AgentEvent], first: int) -> None:
+        """Add what these events of the host claim; most kinds of events claim nothing and are passed over.
 
         Args:
             first: place of the first of them in the trace.
-            ours: the control plane wrote them.
         """
         if self.replayed:
             return
@@ -364,7 +363,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             if type(event) in CLAIMING or event.ext is not msgspec.UNSET:
                 if self.claims is None:
                     self.claims = Judge(lambda path: workspace_path(path, self.root))
-                self.claims.take(number, event, ours=ours)
+                self.claims.take(number, event)
 
     def look(self, event: AgentEvent) -> CallRecord | None:
         """Record an event about files, tools, usage or the session; return the call that it belongs to."""

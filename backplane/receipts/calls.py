@@ -109,7 +109,7 @@ class CallBook:
     """All calls of one run."""
 
     def __init__(self) -> None:
-        self.asked = self.allowed = self.denied = self.denied_then_done = 0
+        self.asked = self.allowed = self.denied = self.denied_then_done = self.modified = 0
         self._breaches: list[tuple[CallRecord, str]] = []
         self.unasked_tools: set[str] = set()
         """Tools of which a call was carried out without a question before it."""
@@ -195,6 +195,7 @@ class CallBook:
 
     def _change(self, call: CallRecord, input: Json) -> None:
         """Set another input for the call, and remember its own as one that it must not run with."""
+        self.modified += 1
         was = [key for key in call.keys if key[0] == "command" or (key[0] == "input" and call.told is None)]
         self._unindex(call, was)
         self._index(call, *(("no " + str(key[0]), *key[1:]) for key in was))

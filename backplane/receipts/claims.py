@@ -27,20 +27,10 @@ from backplane.contract.events import (
     TurnEnded,
     Warned,
 )
-from backplane.contract.receipt import CONTRACT_VERSION, NAMES_MAX, Artifact, Receipt, Usage
+from backplane.contract.receipt import CONTRACT_VERSION, NAMES_MAX, Artifact, Receipt, Usage, Verification
 from backplane.policy.paths import CHANGE_NOTHING, touched
 from backplane.policy.rules import tool_names, tool_shape
-from backplane.receipts.claimed_texts import (
-    Likeness,
-    Named,
-    changed_lines,
-    diff_names,
-    is_changed,
-    may_be_changed,
-    plain_name,
-    status_names,
-    written,
-)
+from backplane.receipts.claimed_texts import Likeness, changed_lines, plain_name, unchanged_file, written
 from backplane.redact.secrets import MARK
 
 Verdict = Literal["true", "false", "not_seen", "unwitnessed"]
@@ -61,9 +51,6 @@ ID_CHARS_MAX: Final = 200
 
 PATH_CHARS_MAX: Final = 1000
 """Longest path remembered; claims about longer ones are unwitnessed."""
-
-ASKS_MAX: Final = 1000
-"""Open questions remembered by id, to know which tool an answer is about."""
 
 _PLANES_OWN: Final = {"ask": "kind", "answer": "decision", "checkpoint": "what"}
 """Members of `ext` that the control plane alone writes, each with a member that its body has."""
@@ -100,6 +87,10 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """Comparison of the receipt's trace with the streamed events; None if the receipt has no trace."""
     asked_passthrough: bool = False
     """The order asks for the vendor's own messages."""
+    denied: int = 0
+    """Number of calls that were denied, and so have no result."""
+    modified: bool = False
+    """A hook or a person changed a call's input, so that the input in the events is not what was done."""
     resumed: bool = False
     """The conversation began in an earlier run, so that calls and sums may count from there."""
 
@@ -125,7 +116,6 @@ class _Reported(msgspec.Struct):
 
 class _Write(msgspec.Struct):
     path: str
-    tool: str
     sha256: str
     event: int
     """Place of the call in the trace."""
@@ -189,39 +179,18 @@ class Judge:
         self._forged: list[tuple[str, int, str]] = []
         """Events of the host that only the control plane writes: kind, place, text; the first `FALSE_MAX`."""
         self._forged_counts: Counter[str] = Counter()
-        self._asked: dict[str, str] = {}
-        """Open questions of ours: id → tool."""
-        self._modified: set[str] = set()
-        """Tools whose input a hook or a person changed, so that the input in the events is not what was done."""
-        self._denied: Counter[str] = Counter()
 
-    def take(self, number: int, event: AgentEvent, *, ours: bool) -> None:
-        """Add one event.
+    def take(self, number: int, event: AgentEvent) -> None:
+        """Add one event of the host.
 
         Args:
             number: its place in the trace.
-            ours: the control plane wrote it.
         """
-        if ours:
-            self._take_ours(event)
-            return
         judge = _EVENTS.get(type(event))
         if judge is not None:
             judge(self, number, event)
         if isinstance(event.ext, dict):
             self._look_for_forgery(number, event.ext)
-
-    def _take_ours(self, event: AgentEvent) -> None:
-        ext = event.ext if isinstance(event.ext, dict) else {}
-        ask, answer = ext.get("ask"), ext.get("answer")
-        if isinstance(ask, dict) and ask.get("kind") == "tool" and len(self._asked) < ASKS_MAX:
-            self._asked[_cut(str(ask.get("id")))] = _cut(str(ask.get("name")))
-        if isinstance(answer, dict):
-            tool = self._asked.pop(_cut(str(answer.get("id"))), "")
-            if answer.get("decision") == "modify":
-                self._modified.add(tool if len(self._modified) < IDS_MAX else "")
-            elif answer.get("decision") == "deny" and len(self._denied) < IDS_MAX:
-                self._denied[tool] += 1
 
     def _look_for_forgery(self, number: int, ext: dict[str, Any]) -> None:
         for name, member in _PLANES_OWN.items():
@@ -349,9 +318,8 @@ class Judge:
         self._touch(where)
         if content is not None and len(self._writing) < WRITES_MAX:
             sha256 = canonical.sha256_hex(content.encode("utf-8", "surrogatepass"))
-            tool = _cut(event.tool_name)
-            write = _Write(where, tool, sha256, number, MARK in content)
-            self._writing[_cut(event.tool_use_id or f"\0{tool}")] = write
+            write = _Write(where, sha256, number, MARK in content)
+            self._writing[_cut(event.tool_use_id or f"\0{_cut(event.tool_name)}")] = write
 
     def _file(self, number: int, event: FileChanged) -> None:
         where = self._place(event.path)
@@ -379,12 +347,9 @@ class Judge:
     # The end
 
     def wanted(self, claim: Receipt | None) -> list[str]:
-        """Return the paths in the workspace whose bytes at the end are compared: files written, artifacts, git's."""
+        """Return the paths in the workspace whose bytes at the end are compared: files written, and artifacts."""
         made = [self._relative(artifact.path) for artifact in claim.artifacts] if claim is not None else []
-        named = _names_of(claim) if claim is not None else []
-        git = [name for one in named for name in one.spellings if len(name) <= PATH_CHARS_MAX]
-        inside = [name for name in git if not name.startswith("/") and ".." not in name.split("/") and "\0" not in name]
-        return list(dict.fromkeys([*self._writes, *filter(None, made), *inside]))[: 2 * WRITES_MAX]
+        return list(dict.fromkeys([*self._writes, *filter(None, made)]))[: 2 * WRITES_MAX]
 
     def differing(self, sha256: Mapping[str, str | None]) -> dict[int, str]:
         """Return the calls whose text has to be compared with the file: place in the trace → path."""
@@ -408,7 +373,7 @@ class Judge:
         self._forgeries(seen)
         self._references(seen)
         self._files_changed(seen, files)
-        self._contents(files)
+        self._contents(seen, files)
         if claim is not None:
             self._final(seen, files, claim)
 
@@ -458,12 +423,12 @@ class Judge:
         near = path.rpartition("/")[2] in self._near or path in _with_folders(self._touched)
         return self._doubted >= 0 or change.count > 1 or seen.hidden or near
 
-    def _contents(self, files: Files) -> None:
+    def _contents(self, seen: Seen, files: Files) -> None:
         for path, write in self._writes.items():
             sha256, like = files.sha256.get(path), files.likeness.get(write.event)
             if sha256 == write.sha256 or like == "same":
                 self._add("file_content", "true")
-            elif path not in files.sha256 or write.redacted or not self._modified.isdisjoint((write.tool, "")):
+            elif path not in files.sha256 or write.redacted or seen.modified:
                 self._add("file_content", "unwitnessed")
             else:
                 sure = write.sure and write.event > self._doubted and like != "alike"
@@ -486,7 +451,7 @@ class Judge:
             for kind in (kind for kind, text in texts.items() if text is not None):
                 self._add(kind, "unwitnessed")
         else:
-            self._git(seen.changed, seen.git_diff, files, claim)
+            self._git(seen.changed, seen.git_diff, claim.verification)
         if seen.own_trace is not None:
             verdict: dict[str, Verdict] = {"same": "true", "part": "unwitnessed", "other": "false"}
             self._judge("trace", verdict[seen.own_trace], None, "its own", "other events came")
@@ -524,62 +489,36 @@ class Judge:
             self._judge("mode", verdict, None, claim.mode, "no message of the vendor's came")
 
     def _outcome(self, seen: Seen, claim: Receipt) -> None:
-        left = self._open_calls() if claim.outcome == "complete" else []
+        left = self._open_calls()[seen.denied :] if claim.outcome == "complete" else []
         if claim.outcome == "complete" and seen.violations:
             self._fail("outcome", None, "complete", f"{seen.violations} violations of the policy")
         elif left:
-            self._judge(
-                "outcome", "not_seen", None, "complete", f"{len(left)} calls have no result: {', '.join(left[:5])}"
-            )
+            text = f"{len(left)} calls have no result: {', '.join(left[:5])}"
+            self._judge("outcome", "not_seen", None, "complete", text)
         else:
             self._add("outcome", "unwitnessed")
 
     def _open_calls(self) -> list[str]:
-        """Return the tools of calls without a result, except as many as were denied."""
-        denied, left = self._denied.copy(), []
-        for tool in (call.name for calls in self._calls.values() for call in calls.values() if call.open):
-            if denied[tool] > 0:
-                denied[tool] -= 1
-            else:
-                left.append(tool)
-        return left + [
-            tool for tool, count in self._unnamed.items() for _ in range(min(count - denied[tool], NAMES_MAX))
-        ]
+        """Return the tools of calls without a result."""
+        named = [call.name for calls in self._calls.values() for call in calls.values() if call.open]
+        return named + [tool for tool, count in self._unnamed.items() for _ in range(min(count, NAMES_MAX))]
 
-    def _git(self, changed: Set[str], patch: str | None, files: Files, claim: Receipt) -> None:
-        diff, status = claim.verification.git_diff, claim.verification.git_status
-        if diff is not None and (diff == patch or self._named("git_diff", diff, diff_names(diff), changed, files)):
-            if patch is None:
-                self._add("git_diff", "unwitnessed")
-            elif changed_lines(diff) == changed_lines(patch):
-                self._add("git_diff", "true")
-            else:
-                more = [line for line in changed_lines(diff) - changed_lines(patch) if line[1:].strip()]
-                text = f"not in the difference: {more[0]}" if more else ""
-                self._judge("git_diff", "not_seen" if more else "unwitnessed", None, diff, text)
-        names = status_names(status) if status is not None else None
-        if status is not None and self._named("git_status", status, names, changed, files):
-            whole = all(any(is_changed(one, {path}) for one in names or ()) for path in changed)
-            self._add(
-                "git_status",
-                "true" if whole and all(is_changed(one, changed) for one in names or ()) else "unwitnessed",
-            )
-
-    def _named(self, kind: str, text: str, names: list[Named] | None, changed: Set[str], files: Files) -> bool:
-        """Judge which files a text of git's names; True if all of them may be in the difference."""
-        if names is None:
-            self._add(kind, "unwitnessed")
-            return False
-        others = [one for one in names if not (is_changed(one, changed) or may_be_changed(one, changed))]
-        if not others:
-            return True
-        nowhere = [
-            one for one in others if not one.gone and all(files.sha256.get(name, "?") is None for name in one.spellings)
-        ]
-        # Files that were changed before the run may stand in it, too; those that are nowhere may not.
-        verdict: Verdict = "false" if len(nowhere) == len(names) else "not_seen"
-        self._judge(kind, verdict, None, text, f"not in the difference: {others[0].spellings[0]}")
-        return False
+    def _git(self, changed: Set[str], patch: str | None, verification: Verification) -> None:
+        diff, status = verification.git_diff, verification.git_status
+        if diff is not None and patch is not None:
+            mine, theirs = changed_lines(patch), changed_lines(diff)
+            # A file that was changed before the run may stand in it, too, so that nothing more is certain.
+            more = next((line for line in theirs - mine if line[1:].strip()), None)
+            if more is None and not theirs:
+                more = unchanged_file(diff, changed)
+            verdict: Verdict = "not_seen" if more is not None else "true" if mine == theirs else "unwitnessed"
+            self._judge("git_diff", verdict, None, diff, f"not in the difference: {more}")
+        elif diff is not None:
+            self._add("git_diff", "unwitnessed")
+        if status is not None:
+            more = unchanged_file(status, changed)
+            verdict = "unwitnessed" if more is None else "not_seen"
+            self._judge("git_status", verdict, None, status, f"not in the difference: {more}")
 
     def _usage(self, seen: Seen, usage: Usage) -> None:
         for name in Usage.__struct_fields__:
@@ -702,11 +641,6 @@ def _is_more(name: str, level: Json, announced: Json) -> bool:
     return known and _RANKS[mine.name] > _RANKS[theirs.name]  # type: ignore[union-attr]
 
 
-def _names_of(claim: Receipt) -> list[Named]:
-    diff, status = claim.verification.git_diff, claim.verification.git_status
-    return [*((diff and diff_names(diff)) or ()), *((status and status_names(status)) or ())]
-
-
 def _with_folders(paths: Iterable[str]) -> set[str]:
     """Return these paths and all folders above them."""
     found: set[str] = set()
@@ -762,38 +696,22 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     """Changed files that no event named, where a reported tool or command may have changed them."""
 
 
-class _Claimed(msgspec.Struct, frozen=True):
-    counts: dict[str, dict[Verdict, int]] = {}
-    layers: tuple[str, ...] = ()
-    false: tuple[FalseClaim, ...] = ()
-    not_seen: tuple[FalseClaim, ...] = ()
-    unexplained: tuple[str, ...] = ()
-    unnamed: tuple[str, ...] = ()
-    failed: str | None = None
-
-
 def audit(receipt: Receipt) -> Audited:
     """Read the verdicts out of a sealed receipt; they are not made anew, as most of what was seen is gone."""
-    run_id, own = receipt.meta.run_id, receipt.backplane
-    if "replay" in own:
-        return Audited(run_id=run_id, verdict="not_judged", why="a replay claims nothing; audit the run it tells of")
-    if "claimed" not in own:
-        why = "the receipt has no verdicts: refused, cut off, from elsewhere, or older than they are"
-        return Audited(run_id=run_id, verdict="not_judged", why=why)
+
+    def not_judged(why: str) -> Audited:
+        return Audited(run_id=receipt.meta.run_id, verdict="not_judged", why=why)
+
+    claimed = receipt.backplane.get("claimed")
+    if "replay" in receipt.backplane:
+        return not_judged("a replay claims nothing; audit the run it tells of")
+    if not isinstance(claimed, dict):
+        return not_judged("the receipt has no verdicts: refused, cut off, from elsewhere, or older than they are")
+    if "failed" in claimed:
+        return not_judged(str(claimed["failed"]))
     try:
-        found = msgspec.convert(own["claimed"], _Claimed)
+        found = msgspec.convert({**claimed, "run_id": receipt.meta.run_id, "verdict": "no_alarm", "why": None}, Audited)
     except msgspec.ValidationError as error:
-        return Audited(run_id=run_id, verdict="not_judged", why=f"its verdicts cannot be read: {error}")
-    if found.failed is not None:
-        return Audited(run_id=run_id, verdict="not_judged", why=found.failed)
+        return not_judged(f"its verdicts cannot be read: {error}")
     alarm = any(one.get("false") for one in found.counts.values())
-    return Audited(
-        run_id=run_id,
-        verdict="false_claims" if alarm else "no_alarm",
-        layers=found.layers,
-        counts=found.counts,
-        false=found.false,
-        not_seen=found.not_seen,
-        unexplained=found.unexplained,
-        unnamed=found.unnamed,
-    )
+    return msgspec.structs.replace(found, verdict="false_claims") if alarm else found

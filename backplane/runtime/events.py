@@ -199,9 +199,10 @@ class RunRecord:
             return
         self._stream.add(batches)  # The reader gets journalled events even if the code below raises.
         for batch in batches:
-            if batch.ours and len(self._facts.own_lines) < OWN_LINES_MAX:
+            if not batch.ours:
+                self._facts.fold_claims(batch.events, at)
+            elif len(self._facts.own_lines) < OWN_LINES_MAX:
                 self._facts.own_lines.append(at)
-            self._facts.fold_claims(batch.events, at, ours=batch.ours)
             at += len(batch.events)
 
 

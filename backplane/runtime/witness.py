@@ -110,6 +110,8 @@ def _seen(
         own_trace=own_trace,
         usage=facts.usage_seen,
         asked_passthrough=facts.settings.get("mode") == "passthrough",
+        denied=facts.calls.denied,
+        modified=facts.calls.modified > 0,
         resumed=bool(facts.settings.get("session")),
     )
 
