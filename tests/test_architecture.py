@@ -79,7 +79,8 @@ ROOMS = {
     ),
     "telemetry": f"{SHAPES} receipts.folded",
     "api": f"{SHAPES} config providers routing routing.driver runtime",
-    "providers": f"{SHAPES} agents config dialects dialects.ir policy process protocol receipts redact routing runtime",
+    "providers": f"{SHAPES} agents config dialects dialects.ir policy process protocol receipts redact routing runtime "
+    "upstream",
     # the far side: the kit of a host, and what hosts drive
     "host": f"{SHAPES} policy process protocol",
     "tools": f"{SHAPES} dialects dialects.ir policy process protocol upstream upstream.clients",

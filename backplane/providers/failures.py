@@ -6,6 +6,7 @@ import re
 from typing import Final, Literal
 
 from backplane.errors import BackplaneError, CodeFacts, provider_code
+from backplane.upstream.failure import USED_UP
 
 ErrorType = Literal[
     "rate_limit",
@@ -28,14 +29,10 @@ TYPES: Final[dict[str, ErrorType]] = {
 }
 """Code of the provider interface → type of the unified interface."""
 
-KINDS: Final[dict[str, ErrorType]] = {"overloaded": "model_overloaded", "quota": "usage_limit_reached"}
-"""`ext.kind` of a failure → its type."""
+BUSY: Final = ("backend_rate_limited", "backend_unavailable")
+"""Codes of a service that refuses to work now; only its words say whether it is overloaded or its quota is used up."""
 
-_WORDS: Final = (
-    ("quota", re.compile(r"\bquota\b|insufficient_quota|(usage|spend(ing)?|monthly) limits?\b", re.IGNORECASE)),
-    ("overloaded", re.compile(r"overloaded|^the service answered 529\b", re.IGNORECASE)),
-)
-"""The same by the service's words, as most hosts have no other sign of it."""
+OVERLOADED: Final = r"overloaded|^the service answered 529\b"
 
 
 class ProviderError(BackplaneError):
@@ -49,14 +46,16 @@ class ProviderError(BackplaneError):
         recoverable: whether the same turn may succeed when it is tried again; nothing here tries by itself.
     """
 
-    def __init__(self, provider: str, cause: BackplaneError, kind: str | None = None) -> None:
+    def __init__(self, provider: str, cause: BackplaneError) -> None:
         super().__init__(cause.code, cause.message, hint=cause.hint, evidence=cause.evidence)
         self.__cause__ = cause
-        self.provider, self.cause, self._kind = provider, cause, kind
+        self.provider, self.cause = provider, cause
         self.code = provider_code(cause.code)
-        if kind not in KINDS and cause.code in ("backend_rate_limited", "backend_unavailable"):
-            kind = next((kind for kind, words in _WORDS if words.search(cause.message)), None)
-        self.error_type: ErrorType = KINDS.get(kind or "", TYPES[self.code])
+        self.error_type: ErrorType = TYPES[self.code]
+        if cause.code in BUSY and re.search(USED_UP, cause.message, re.IGNORECASE):
+            self.error_type = "usage_limit_reached"
+        elif cause.code in BUSY and re.search(OVERLOADED, cause.message, re.IGNORECASE):
+            self.error_type = "model_overloaded"
         self.recoverable = cause.retryable and self.error_type != "usage_limit_reached"
 
     @property
@@ -64,4 +63,4 @@ class ProviderError(BackplaneError):
         return self.cause.facts
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (ProviderError, (self.provider, self.cause, self._kind))
+        return (ProviderError, (self.provider, self.cause))

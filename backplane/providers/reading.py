@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -12,17 +12,19 @@ from backplane.contract.canonical import Json
 from backplane.contract.conversation import (
     AgentMessage,
     Message,
+    SessionFile,
     StopReason,
     TokenUsage,
 )
 from backplane.contract.receipt import Receipt
 from backplane.dialects.history import Talk
-from backplane.errors import BackplaneError, from_code
-from backplane.providers.failures import ProviderError
 from backplane.runtime.functions import SERVER
 
 PREFIX: Final = f"mcp__{SERVER}__"
 """Prefix of the program's own functions in the names that agents call."""
+
+CUT_OFF: Final = ("error", "user_interrupt")
+"""Ends of a turn that was cut off: its changes go into the folder, and its open calls are asked about."""
 
 STOPS: Final[dict[str, StopReason]] = {
     "max_tokens": "max_tokens",
@@ -184,17 +186,15 @@ def stop_of(receipt: Receipt, stop: str | None) -> StopReason:
     return "end_turn" if receipt.outcome == "complete" else "error"
 
 
-def failure_of(receipt: Receipt, error: BackplaneError | None) -> BackplaneError | None:
-    """Return why a turn failed; None where it did not."""
-    if error is not None:
-        return error
-    if receipt.outcome != "failed":
-        return None
-    said = [event for event in receipt.trace if isinstance(event, wire.Failed)]
-    if not said:
-        return from_code("internal", "the turn failed and its host did not say why")
-    code = said[-1].error_code
-    return from_code(code if isinstance(code, str) else "execution_tool_failed", said[-1].message)
+def noted(receipt: Receipt, stop: StopReason, file: SessionFile) -> dict[str, Any]:
+    """Return the members of a `SessionTurn` that its receipt says.
+
+    A turn's changes are not carried where the session puts them into its folder, and this turn was cut off or its
+    patch was not applied.
+    """
+    is_missing = stop in CUT_OFF or bool(stays_in_patch(receipt))
+    is_carried = (file.mode, file.lane) != ("staged", "workspace_first") or not is_missing
+    return {"receipt_sha256": receipt.receipt_sha256, "usage": usage_of(receipt), "carried": is_carried}
 
 
 def stays_in_patch(receipt: Receipt) -> str:
@@ -204,10 +204,3 @@ def stays_in_patch(receipt: Receipt) -> str:
         return ""
     found = ", ".join(receipt.failed_on)
     return f"by its fail_on ({found})" if found else f"as its outcome is {receipt.outcome}"
-
-
-def reported(provider: str, event: wire.Failed) -> ProviderError:
-    """Return an error that the agent reported while it went on."""
-    ext = event.ext if isinstance(event.ext, dict) else {}
-    code = event.error_code if isinstance(event.error_code, str) else str(ext.get("error_code", "internal"))
-    return ProviderError(provider, from_code(code, event.message), ext.get("kind"))

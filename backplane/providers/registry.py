@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from backplane.config import Settings
 from backplane.contract.capability import Requirements, read_manifest
 from backplane.contract.conversation import Message, SessionFile, SessionTurn
-from backplane.contract.work import PolicyProfile
-from backplane.errors import BackendError, BackplaneError, ConfigError
+from backplane.errors import BackplaneError, ConfigError
 from backplane.policy.capabilities import negotiate
 from backplane.providers import store, stores
 from backplane.providers.session import Session
@@ -179,9 +178,7 @@ class Provider:
             require_tools(self.can, self.name)
         if config.session_id is not None:
             return await self.resume(config.session_id, config)
-        file = store.new_file(self.name)
-        saved = await self._lock(file.id) if config.save else None
-        return await self._started(file, saved, config)
+        return await self._started(store.new_file(self.name), config)
 
     @_starts
     async def resume(self, session_id: str, config: SessionConfig | None = None) -> Session:
@@ -195,8 +192,8 @@ class Provider:
         Raises:
             BackplaneError: as `create_session`.
         """
-        await self.prepare()
-        return await self._started(None, await self._lock(await self._find(session_id)), config)
+        id = await anyio.to_thread.run_sync(store.find, self.plane.home, session_id)
+        return await self._started(id, config)
 
     @_starts
     async def load(self, path: str | os.PathLike[str], config: SessionConfig | None = None) -> Session:
@@ -205,7 +202,6 @@ class Provider:
         Raises:
             BackplaneError: as `create_session`.
         """
-        await self.prepare()
         file = await anyio.to_thread.run_sync(self._read, Path(path))
         return await self._copied(replace(file, policy=None), config)
 
@@ -222,9 +218,8 @@ class Provider:
         Raises:
             BackplaneError: as `create_session`.
         """
-        await self.prepare()
-        path = store.path_of(self.plane.home, await self._find(session_id))
-        file = await anyio.to_thread.run_sync(self._read, path)
+        home = self.plane.home
+        file = await anyio.to_thread.run_sync(lambda: self._read(store.path_of(home, store.find(home, session_id))))
         return await self._copied(file if at is None else cut(file, at), config)
 
     @_starts
@@ -233,20 +228,13 @@ class Provider:
 
         Args:
             vendor: of `stores.STORES`.
-            name: `last`, the beginning of its id there, or the path of its file or of a store.
+            name: `last`, the beginning of its id there, or the path of its file.
 
         Raises:
             BackplaneError: as `create_session`.
         """
-        await self.prepare()
         file = await anyio.to_thread.run_sync(stores.import_stored, vendor, name, self.name, self.plane.environ)
-        return await self._started(file, await self._lock(file.id), config)
-
-    async def _find(self, name: str) -> str:
-        return await anyio.to_thread.run_sync(store.find, self.plane.home, name)
-
-    async def _lock(self, id: str) -> store.Saved:
-        return await anyio.to_thread.run_sync(store.create, self.plane.home, id)
+        return await self._started(file, config)
 
     def _read(self, path: Path) -> SessionFile:
         return store.settled(store.read(path), self.plane.state_folder.store())
@@ -254,23 +242,30 @@ class Provider:
     async def _copied(self, file: SessionFile, config: SessionConfig | None) -> Session:
         fresh = store.new_file(self.name)
         copy = replace(file, id=fresh.id, created_at=fresh.created_at, parent=file.id)
-        return await self._started(copy, await self._lock(copy.id), config, copied=True)
+        return await self._started(copy, config, copied=True)
 
-    async def _started(
-        self, file: SessionFile | None, saved: store.Saved | None, config: SessionConfig | None, *, copied: bool = False
-    ) -> Session:
-        """Return the session of a file, in the hands of this provider; None reads the saved file.
+    async def _started(self, file: SessionFile | str, config: SessionConfig | None, *, copied: bool = False) -> Session:
+        """Return a session in the hands of this provider; on failure, others may write its file again.
 
-        On failure, others may write the saved file again.
+        Args:
+            file: a new file, or the id of a saved one.
+            copied: True if the file is a copy of another session's.
         """
         config = config or SessionConfig()
+        await self.prepare()
+        home, saved = self.plane.home, None
+        if isinstance(file, str) or config.save:
+            id = file if isinstance(file, str) else file.id
+            saved = await anyio.to_thread.run_sync(store.create, home, id)
         try:
-            if file is None:
-                assert saved is not None
-                file = await anyio.to_thread.run_sync(self._read, saved.path)
+            if isinstance(file, str):
+                file = await anyio.to_thread.run_sync(self._read, store.path_of(home, file))
             given = {name: value for name in KEPT if (value := getattr(config, name)) is not None}
-            if file.policy is not None:
-                given["policy"] = _policy(file.policy, config.policy, self.plane.settings.policy)
+            later = self.plane.settings.policy if config.policy is None else config.policy
+            if file.policy is not None and later is not None:
+                # A configured rule that allows more than the session's policy was left out when the session began, too.
+                leave_out = config.policy is None
+                given["policy"] = tightened(file.policy, read_policy(later), leave_out=leave_out)
             own = self if file.provider == self.name else Provider(self.plane, file.provider)
             session = Session(own, config, saved, replace(file, **given))
             session.take_up(file, copied=copied)
@@ -285,18 +280,6 @@ class Provider:
 
 def _level(level: object) -> bool | None:
     return None if level is None else level != "unsupported"
-
-
-Policy = PolicyProfile | str | None
-
-
-def _policy(kept: PolicyProfile, given: Policy, configured: Policy) -> PolicyProfile:
-    """Return the policy of a resumed session: the kept one, tightened by the given or else the configured one.
-
-    A configured rule that allows more than the session's policy is left out, as it was when the session began.
-    """
-    later = configured if given is None else given
-    return kept if later is None else tightened(kept, read_policy(later), leave_out=given is None)
 
 
 def cut(file: SessionFile, at: int) -> SessionFile:
@@ -360,14 +343,10 @@ class ProviderRegistry:
             ConfigError: `config_invalid`, there is no default.
         """
         wanted = name or self.plane.settings.default_backend
-        if wanted is not None and wanted in self._providers:
-            return self._providers[wanted]
-        if wanted is not None and wanted not in self.list():
-            fact, names = f"no provider {wanted!r}", ", ".join(self.list())
-            raise BackendError("backend_not_found", fact, hint=f"choose one of: {names}")
-        found = self.plane.find_backend(wanted)
-        provider = self._providers[found.id] = Provider(self.plane, found.id)
-        return provider
+        if wanted is None or wanted not in self._providers:
+            wanted = self.plane.find_backend(wanted).id
+            self._providers[wanted] = Provider(self.plane, wanted)
+        return self._providers[wanted]
 
     def list(self) -> tuple[str, ...]:
         """Return the names, sorted; whether one is ready is found by `validate`."""

@@ -10,7 +10,7 @@ import os
 import tempfile
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Unpack, overload
@@ -38,11 +38,9 @@ from backplane.contract.work import PolicyProfile
 from backplane.errors import BackplaneError, ConfigError, StoreError, require_type
 from backplane.providers import reading
 from backplane.providers.failures import ProviderError
+from backplane.providers.reading import CUT_OFF
 from backplane.providers.tools import Tool, Toolset
 from backplane.providers.turns import (
-    CUT_OFF,
-    INPUT,
-    INTERRUPT,
     Native,
     SessionConfig,
     Wanted,
@@ -51,7 +49,7 @@ from backplane.providers.turns import (
     tightened,
 )
 from backplane.runtime.functions import served
-from backplane.runtime.options import OnEvent, RunOptions, WaitOptions, check_callbacks, check_names, hand_event
+from backplane.runtime.options import RunOptions, WaitOptions, check_callbacks, check_names, hand_event
 from backplane.runtime.orders import answer_of, make_order, read_policy
 from backplane.runtime.run import Run, ValueT
 
@@ -113,7 +111,7 @@ class TurnOptions(RunOptions, WaitOptions, total=False):
     """
 
 
-_OF_SESSION: Final = ("model", "root", "policy", "output", "tools", "on_event")
+_OF_SESSION: Final = ("model", "root", "policy", "output", "tools", "hooks", "on_ask", "on_event")
 """Options of a turn that the session itself reads; its run gets the others."""
 
 
@@ -130,6 +128,12 @@ class _Asked:
         self.answer = self.answer or decision
         self.is_answered.set()
 
+    async def wait(self) -> Decision:
+        """Wait for the answer; the run's own limit bounds the wait."""
+        await self.is_answered.wait()
+        assert self.answer is not None
+        return self.answer
+
 
 @dataclass(kw_only=True)
 class _Turn:
@@ -140,8 +144,7 @@ class _Turn:
     tools: Toolset
     system: str | None
     """The system prompt that it was begun with."""
-    output: Any
-    on_event: OnEvent | None
+    given: TurnOptions
     asks: bool
     """Approvals wait for `Session.answer`."""
     transcript: reading.Transcript = field(default_factory=reading.Transcript)
@@ -158,13 +161,17 @@ class _Turn:
         self.block, self.run = block, await block.__aenter__()
         self.batches = aiter(self.run.batches())
 
+    def asked(self, approval: Approval) -> _Asked:
+        """Return the waiting approval; the event of it and the question itself come in any order."""
+        return self.waiting.setdefault(str(approval.body.get("id")), _Asked(approval))
+
     def take(self, event: AgentEvent) -> AgentEvent:
         """Add an event, and return it with the ids that the messages have."""
         event = self.transcript.take(event)
         if type(event) is AssistantDelta:  # Nearly all events are of this type.
             return event
         if isinstance(event, Approval) and self.asks:
-            self.waiting.setdefault(str(event.body.get("id")), _Asked(event))
+            self.asked(event)
         elif isinstance(event, ApprovalAnswered):
             self.waiting.pop(str(event.body.get("id")), None)
         elif isinstance(event, ToolCall) and (name := reading.function_of(event.tool_name)) in self.tools.handed:
@@ -174,6 +181,11 @@ class _Turn:
     def messages(self) -> tuple[Message, ...]:
         """Return the messages so far."""
         return (self.message, *self.transcript.messages())
+
+    def end(self, stop: StopReason, usage: TokenUsage, **members: Any) -> TurnOutcome:
+        """Return the end of the turn, or of its part up to calls that the caller runs."""
+        output = self.given.get("output")
+        return TurnOutcome(message=self.transcript.last(), stop_reason=stop, usage=usage, output=output, **members)
 
 
 class Session:
@@ -198,8 +210,6 @@ class Session:
         """Held by the task that begins, reads or ends a turn."""
         self._native: Native | None = None
         self._initial = config.initial_prompt
-        self._carries = _carries(file)
-        """If the last turn was cut off, its changes are put into the folder before the next."""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._is_closed = False
         provider.plane.above.add(self)
@@ -257,7 +267,7 @@ class Session:
     def set_system_prompt(self, prompt: str | None) -> None:
         """Give the agent another system prompt from the next turn on; None takes it away.
 
-        A provider that gets it as words keeps the earlier one in its conversation; the next turn revokes that.
+        A provider that gets it as words begins another conversation then, which has the history.
         """
         self.file = replace(self.file, system_prompt=prompt)
 
@@ -330,9 +340,7 @@ class Session:
                     events = await self._pull(turn)
             for event in events:
                 yield event
-        yield turn.outcome or TurnOutcome(
-            message=turn.transcript.last(), stop_reason="tool_use", usage=TokenUsage(), receipt=None, output=turn.output
-        )
+        yield turn.outcome or turn.end("tool_use", TokenUsage(), receipt=None)
 
     @overload
     async def run(
@@ -370,12 +378,11 @@ class Session:
         """Send words to the turn under way, for agents that take them in the middle of a turn.
 
         Raises:
-            ConfigError: `config_invalid`, no turn is under way, or the agent takes no words before its end.
+            ConfigError: `config_invalid`, no turn is under way.
+            ProtocolError: `protocol_unexpected_message`, the agent takes no words before the end of its turn.
         """
         if self._turn is None:
             raise ConfigError("config_invalid", "no turn is under way", hint="begin one with send_message")
-        if INPUT not in self._provider.can.extensions:
-            raise _under_way()
         self._turn.run.input(text)
 
     async def interrupt(self) -> None:
@@ -386,30 +393,31 @@ class Session:
         turn.is_interrupted = True
         for waiting in turn.waiting.values():
             waiting.give(Decision("deny", "the user interrupted"))
-        with suppress(BackplaneError):  # This run's host did not announce it, or the run has ended.
-            if INTERRUPT in self._provider.can.extensions and not turn.run.is_ending:
-                turn.run.interrupt()
-                return
-        await turn.run.cancel("interrupted by the user")
+        try:
+            turn.run.interrupt()
+        except BackplaneError:  # Its host did not announce it, or the run has ended.
+            await turn.run.cancel("interrupted by the user")
 
     async def close(self) -> None:
         """End the session in order: cancel a turn under way, whose stream then ends. The session's file stays."""
         if self._is_closed:
             return
         self._is_closed = True
-        try:
-            # A caller that is cancelled waits, too, so that the turn has its receipt when the session is resumed.
-            with anyio.CancelScope(shield=True):
+        # A caller that is cancelled waits, too, so that the turn has its receipt when the session is resumed.
+        with anyio.CancelScope(shield=True):
+            try:
                 if self._turn is not None:
                     await self._turn.run.cancel("the session was closed")
                 async with self._lock:
                     await self._abandon()
-        finally:
-            with anyio.CancelScope(shield=True):
-                if self._saved is not None:
-                    await anyio.to_thread.run_sync(self._saved.close)
-                if self._folder is not None:
-                    await anyio.to_thread.run_sync(self._folder.cleanup)
+            finally:
+                await anyio.to_thread.run_sync(self._release)
+
+    def _release(self) -> None:
+        if self._saved is not None:
+            self._saved.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     # Another provider, another process --------------------------------------------------------------------------------
 
@@ -437,19 +445,19 @@ class Session:
                 self._lose(f"dropped: model {self.model}")
             self._provider, self._native = provider, None
             self.file = replace(self.file, provider=provider.name, model=model)
-            self._lose(*compose(self._wanted(UserMessage(content="…"), PolicyProfile(), "/", None, self._tools))[1])
+            following = UserMessage(content="…")
+            self._lose(*compose(Wanted(file=self.file, message=following, can=provider.can))[1])
             await self.save()
             return tuple(loss for loss in self.losses if loss not in before)
 
     def take_up(self, saved: SessionFile, *, copied: bool) -> None:
-        """Continue what was saved: the provider's own conversation, if it keeps one.
+        """Continue the provider's own conversation, if it keeps one.
 
         Args:
             saved: the session without the settings that were given when it was resumed.
             copied: continue a copy of that conversation.
         """
-        self._carries, can = _carries(saved), self._provider.can
-        turns = self.file.turns[self.file.cleared :]
+        can, turns = self._provider.can, self.file.turns[self.file.cleared :]
         id = turns[-1].conversation if turns and turns[-1].provider == self.provider else None
         if id and can.host is not None and not can.keeps_in(self.file.mode):
             self._lose(*([OWN_STATE] if saved.mode != self.file.mode else ()))
@@ -477,42 +485,45 @@ class Session:
     def _lose(self, *losses: str) -> None:
         self.file = replace(self.file, losses=tuple(dict.fromkeys((*self.losses, *losses))))
 
+    def _note(self, **members: Any) -> None:
+        """Change the last turn of the session's file."""
+        *before, last = self.file.turns
+        self.file = replace(self.file, turns=(*before, replace(last, **members)))
+
     def _resumed(self, results: Sequence[ToolResultMessage]) -> _Turn:
         """Give results to the turn under way."""
+        turn = self._turn
         for result in results:
-            name = self._turn.calls.pop(result.tool_call_id, None) if self._turn is not None else None
-            if self._turn is None or name is None:
+            if turn is None or result.tool_call_id not in turn.calls:
                 fact = f"no call {result.tool_call_id[:80]!r} waits for a result"
                 hint = "the outcome `tool_use` names the calls of tools without a handler"
                 raise ConfigError("config_invalid", fact, hint=hint)
-            self._turn.tools.give(name, result)
-        assert self._turn is not None
-        return self._turn
+            turn.tools.give(turn.calls.pop(result.tool_call_id), result)
+        assert turn is not None, "there is at least one result"
+        return turn
 
     async def _begin(self, message: UserMessage, given: TurnOptions) -> _Turn:
         """Start a turn after the one under way, if any, has been ended."""
         self._require_open()
         await self._abandon()
         await self._provider.prepare()
-        message = replace(message, content="\n\n".join(part for part in (self._initial, message.content) if part))
         if (model := given.get("model")) is not None:
             self.set_model(model)
         await self._carry_folder()
-        policy, output = given.get("policy"), given.get("output")
-        whole = self._policy if policy is None else tightened(self._policy, read_policy(policy))
-        root = os.fspath(given.get("root") or self.file.root or await self._own_folder())
+        message = replace(message, content="\n\n".join(filter(None, (self._initial, message.content))))
+        run_id, tools = str(uuid.uuid4()), self._tools.with_more(given.get("tools", ()))
         asks = self._config.on_ask == "stream" and given.get("on_ask") is None
-        turn = _Turn(
-            message=message, run_id=str(uuid.uuid4()), tools=self._tools.with_more(given.get("tools", ())),
-            system=self.file.system_prompt or None, output=output, on_event=given.get("on_event"), asks=asks,
-        )  # fmt: skip
-        of_run: Any = {name: value for name, value in given.items() if name not in _OF_SESSION}
-        begun = SessionTurn(run_id=turn.run_id, provider=self.provider, model=self.model, messages=(message,))
+        system, can = self.file.system_prompt or None, self._provider.can
+        if self._native is not None and self._native.system != system and can.reads and "system" not in can.heeds:
+            self._native = None  # In its words is another system prompt.
+            self._lose(OWN_STATE)
+        turn = _Turn(message=message, run_id=run_id, tools=tools, system=system, given=given, asks=asks)
+        begun = SessionTurn(run_id=run_id, provider=self.provider, model=self.model, messages=(message,))
         before = self.file
         self.file = replace(before, turns=(*before.turns, begun))
         try:
             await self.save()  # First: after a crash, the store can be asked how the run ended.
-            await turn.begin(self._running(turn, whole, root, of_run))
+            await turn.begin(self._running(turn))
         except BaseException:
             self.file = before
             with anyio.CancelScope(shield=True):
@@ -521,6 +532,26 @@ class Session:
         self._initial, self._turn = None, turn
         return turn
 
+    @asynccontextmanager
+    async def _running(self, turn: _Turn) -> AsyncIterator[Run]:
+        """Run the order of a turn during the block."""
+        given, backend, tools = turn.given, self._provider.backend, turn.tools
+        policy, root = given.get("policy"), given.get("root") or self.file.root or await self._own_folder()
+        whole = self._policy if policy is None else tightened(self._policy, read_policy(policy))
+        on_ask = given.get("on_ask") or self._config.on_ask
+        own: Any = {name: value for name, value in given.items() if name not in _OF_SESSION}
+        own["on_ask"] = (lambda approval: turn.asked(approval).wait()) if turn.asks else on_ask
+        own["hooks"] = (*self._config.hooks, *given.get("hooks", ()))
+        async with AsyncExitStack() as opened:
+            row = await opened.enter_async_context(served(tools.offered, backend.secrets)) if tools.offered else None
+            wanted = Wanted(file=self.file, message=turn.message, can=self._provider.can, native=self._native,
+                            tools=row, names=tools.names, root=os.fspath(root), policy=whole)  # fmt: skip
+            order, losses = compose(wanted)
+            self._lose(*losses)
+            order = make_order(order, output=given.get("output"))
+            starting = self._provider.plane.start(order, backend, run_id=turn.run_id, **own)
+            yield await opened.enter_async_context(starting)
+
     async def _own_folder(self) -> str:
         if self._folder is None:
             make = partial(tempfile.TemporaryDirectory[str], prefix="backplane-session-", ignore_cleanup_errors=True)
@@ -528,43 +559,17 @@ class Session:
         return self._folder.name
 
     async def _carry_folder(self) -> None:
-        """Apply the changes of a turn that was cut off, or mark it as not carried."""
-        carries, self._carries = self._carries, _carries(self.file)
+        """Apply the changes of the last turn, if it was cut off; list them as lost if they do not fit."""
         last = self.file.turns[-1] if self.file.turns else None
-        if last is None or last.run_id is None or last.stop_reason not in CUT_OFF or not carries:
+        if last is None or last.run_id is None or last.carried or last.stop_reason not in CUT_OFF:
             return
         try:
             await self._provider.plane.apply(last.run_id)
         except BackplaneError as error:
             if error.code != "execution_workspace_error" or "applied already" not in error.message:
                 self._lose(f"dropped: the changes of run {last.run_id[:8]}, {error.message[:200]}")
-                self._note(carried=False)
-
-    @asynccontextmanager
-    async def _running(self, turn: _Turn, policy: PolicyProfile, root: str, given: RunOptions) -> AsyncIterator[Run]:
-        config, backend = self._config, self._provider.backend
-        async with AsyncExitStack() as opened:
-            row = None
-            if turn.tools.offered:
-                row = await opened.enter_async_context(served(turn.tools.offered, backend.secrets))
-            order, losses = compose(self._wanted(turn.message, policy, root, row, turn.tools))
-            self._lose(*losses)
-            on_ask = partial(_wait_for_answer, turn) if config.on_ask == "stream" else config.on_ask
-            own: RunOptions = {
-                **given,
-                "on_ask": given.get("on_ask") or on_ask,
-                "hooks": (*config.hooks, *given.get("hooks", ())),
-            }
-            order = make_order(order, output=turn.output)
-            starting = self._provider.plane.start(order, backend, run_id=turn.run_id, **own)
-            yield await opened.enter_async_context(starting)
-
-    def _wanted(self, message: UserMessage, policy: PolicyProfile, root: str, row: Any, tools: Toolset) -> Wanted:
-        can, native = self._provider.can, self._native
-        return Wanted(
-            file=self.file, message=message, can=can, native=native, tools=row, names=tools.names, root=root,
-            policy=policy,
-        )  # fmt: skip
+                return
+        self._note(carried=True)
 
     async def _abandon(self) -> None:
         """End the turn under way, whose reader has left."""
@@ -587,9 +592,9 @@ class Session:
             await self._end(turn)
             return []
         events = list(map(turn.take, batch.events))
-        if turn.on_event is not None:
+        if (on_event := turn.given.get("on_event")) is not None:
             for event in events:
-                await hand_event(turn.on_event, event)
+                await hand_event(on_event, event)
         return events
 
     async def _end(self, turn: _Turn) -> None:
@@ -604,44 +609,27 @@ class Session:
 
     def _ended(self, turn: _Turn) -> TurnOutcome:
         run, transcript = turn.run, turn.transcript
-        stop: StopReason = reading.stop_of(run.receipt, transcript.stop) if run.is_sealed else "error"
+        receipt = run.receipt if run.is_sealed else None
+        stop: StopReason = "error" if receipt is None else reading.stop_of(receipt, transcript.stop)
         transcript.end(is_cut_off=stop in CUT_OFF)
-        outcome = partial(TurnOutcome, message=transcript.last(), output=turn.output)
-        if not run.is_sealed:  # Its receipt could not be stored; the next start of a control plane seals it.
-            self._note(messages=turn.messages(), stop_reason="error")
-            lost = run.end_error or StoreError("receipt_store_failed", f"run {run.id} ended without a receipt")
-            return outcome(
-                stop_reason="error", usage=TokenUsage(), receipt=None, error=ProviderError(self.provider, lost)
-            )
-        self.receipt = receipt = run.receipt
-        if turn.is_interrupted and stop == "error" and receipt.outcome == "partial":
-            stop = "user_interrupt"
-        if self.keeps_conversations and transcript.conversation is not None:
-            self._native = Native(transcript.conversation, turn.system)
-        why = reading.stays_in_patch(receipt) if stop not in CUT_OFF and _carries(self.file) else ""
-        if why:
-            self._lose(f"dropped: the changes of run {run.id[:8]}, {why}; to have them: backplane apply {run.id[:8]}")
-        usage = reading.usage_of(receipt)
-        self._note(
-            messages=turn.messages(), stop_reason=stop, receipt_sha256=receipt.receipt_sha256, usage=usage,
-            conversation=None if self._native is None else self._native.id, carried=not why,
-        )  # fmt: skip
-        cause = reading.failure_of(receipt, run.end_error) if stop == "error" else None
-        error = None if cause is None else ProviderError(self.provider, cause)
-        return outcome(stop_reason=stop, usage=usage, receipt=receipt, error=error)
-
-    def _note(self, **members: Any) -> None:
-        """Change the last turn of the session's file."""
-        *before, last = self.file.turns
-        self.file = replace(self.file, turns=(*before, replace(last, **members)))
-
-
-async def _wait_for_answer(turn: _Turn, asked: Approval) -> Decision:
-    """Wait for `Session.answer`; the run's own limit bounds the wait."""
-    waiting = turn.waiting.setdefault(str(asked.body.get("id")), _Asked(asked))
-    await waiting.is_answered.wait()
-    assert waiting.answer is not None
-    return waiting.answer
+        noted: dict[str, Any] = {"messages": turn.messages()}
+        error = run.error
+        if receipt is None:  # It could not be stored; the next start of a control plane seals the run.
+            error = error or StoreError("receipt_store_failed", f"run {run.id} ended without a receipt")
+        else:
+            self.receipt = receipt
+            if turn.is_interrupted and stop == "error" and receipt.outcome == "partial":
+                stop = "user_interrupt"
+            if self.keeps_conversations and transcript.conversation is not None:
+                self._native = Native(transcript.conversation, turn.system)
+            noted |= reading.noted(receipt, stop, self.file)
+            noted["conversation"] = self._native.id if self._native is not None else None
+            if stop not in CUT_OFF and not noted["carried"]:
+                why, short = reading.stays_in_patch(receipt), run.id[:8]
+                self._lose(f"dropped: the changes of run {short}, {why}; to have them: backplane apply {short}")
+        self._note(**noted, stop_reason=stop)
+        failed = ProviderError(self.provider, error) if stop == "error" and error is not None else None
+        return turn.end(stop, self.file.turns[-1].usage, receipt=receipt, error=failed)
 
 
 def _under_way() -> ConfigError:
@@ -650,8 +638,3 @@ def _under_way() -> ConfigError:
 
 
 OWN_STATE: Final = "dropped: the provider's own state of the conversation"
-
-
-def _carries(file: SessionFile) -> bool:
-    """Return True if the changes of a turn that was cut off are put into the folder."""
-    return file.mode == "staged" and file.lane == "workspace_first"

@@ -11,7 +11,6 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,12 +18,11 @@ import msgspec
 from msgspec.structs import replace
 
 from backplane.contract import canonical
-from backplane.contract.canonical import Json, timestamp_at
+from backplane.contract.canonical import timestamp_at
 from backplane.contract.conversation import SessionFile, SessionTurn
 from backplane.errors import BackplaneError, ConfigError, StoreError
 from backplane.process.locks import try_lock
 from backplane.providers import reading
-from backplane.providers.turns import CUT_OFF
 from backplane.receipts.journal import replace_file
 from backplane.receipts.store import Store
 from backplane.redact.secrets import MARK, Redactor
@@ -74,7 +72,7 @@ def clean(file: SessionFile, redactor: Redactor) -> Any:
         raise ConfigError("config_invalid", "a rule of the session's policy has a secret in it", hint=hint)
     cleaned = redactor.json(plain)[0]
     messages = [message for turn in cleaned["turns"] for message in turn.get("messages", ())]
-    if sum(map(_drop_broken, messages)):
+    if any(list(map(_drop_broken, messages))):
         cleaned["losses"] = list(dict.fromkeys((*cleaned["losses"], SIGNED)))
     return cleaned
 
@@ -83,22 +81,20 @@ SIGNED: Final = "dropped: signed thinking with a secret in it, as redaction woul
 """The block whole; of words and calls, which stay, the proof alone."""
 
 
-def _drop_broken(message: dict[str, Any]) -> int:
-    """Take signatures of redacted text out of a message; return how many there were."""
-    thinking = message.get("thinking", [])
-    broken = [block for block in thinking if block.keys() & {"signature", "redacted"} and _is_redacted(block)]
-    if broken:
+def _drop_broken(message: dict[str, Any]) -> bool:
+    """Take signatures of text that was redacted, now or earlier, out of a message; return True if there were some."""
+
+    def is_broken(block: Any) -> bool:
+        return bool(block.keys() & {"signature", "redacted"}) and MARK in msgspec.json.encode(block).decode()
+
+    words = {name: message[name] for name in ("signature", "content") if name in message}
+    thinking = message.get("thinking", ())
+    broken = [block for block in (*thinking, *message.get("tool_calls", ()), words) if is_broken(block)]
+    if thinking:
         message["thinking"] = [block for block in thinking if block not in broken]
-    signed = [call for call in message.get("tool_calls", ()) if "signature" in call and _is_redacted(call)]
-    signed += [message] if "signature" in message and _is_redacted(message.get("content")) else []
-    for block in signed:
-        del block["signature"]
-    return len(broken) + len(signed)
-
-
-def _is_redacted(block: Json) -> bool:
-    """Return True if redaction has changed a block, now or on its way here."""
-    return MARK in msgspec.json.encode(block).decode()
+    for block in broken:
+        (message if block is words else block).pop("signature", None)
+    return bool(broken)
 
 
 def new_file(provider: str, **members: Any) -> SessionFile:
@@ -160,19 +156,14 @@ def read(path: Path) -> SessionFile:
         ConfigError: `config_invalid`, it is not there, too long, of another version, or no such file.
     """
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError("config_invalid", f"{path}: {error.strerror}", hint="backplane sessions list") from error
     if len(data) > FILE_BYTES_MAX:
         raise ConfigError("config_invalid", f"{path} is over {FILE_BYTES_MAX} bytes")
     try:
-        value = canonical.decode(data)
-        version = value.get("version") if isinstance(value, dict) else None
-        if version not in (None, 1):
-            fact = f"{path} is a session of version {str(version)[:20]}, and this program knows 1"
-            raise ConfigError("config_invalid", fact, hint="use the program that wrote it")
-        return msgspec.convert(value, SessionFile)
+        return msgspec.convert(canonical.decode(data), SessionFile)
     except (ValueError, RecursionError) as error:
         hint = "give a file that `sessions show --json` printed"
         raise ConfigError("config_invalid", f"{path} is no session: {error}"[:400], hint=hint) from error
@@ -185,9 +176,7 @@ def find(home: Path, name: str) -> str:
         ConfigError: `config_invalid`, none or several are.
     """
     ids = [path.stem for path in _files(home)]
-    with suppress(ValueError):
-        name = str(uuid.UUID(name))  # Whole, however it is written.
-    found = ids[:1] if name == "last" else [id for id in ids if name and id.startswith(name)]
+    found = ids[:1] if name == "last" else [id for id in ids if name and id.startswith(name.lower())]
     if len(found) != 1:
         fact = f"{len(found) or 'no'} sessions begin with {name[:80]!r}" if name != "last" else "no session is saved"
         raise ConfigError("config_invalid", fact, hint="backplane sessions list")
@@ -212,11 +201,11 @@ def listed(home: Path) -> Iterator[SessionFile | BackplaneError]:
 
 def settled(file: SessionFile, store: Store) -> SessionFile:
     """Return the file with what the receipts say of turns that were cut off before they were written down."""
-    turns = tuple(turn if turn.stop_reason is not None else _settled(turn, store) for turn in file.turns)
-    return replace(file, turns=turns)
+    turns = [turn if turn.stop_reason is not None else _settled(turn, file, store) for turn in file.turns]
+    return replace(file, turns=tuple(turns))
 
 
-def _settled(turn: SessionTurn, store: Store) -> SessionTurn:
+def _settled(turn: SessionTurn, file: SessionFile, store: Store) -> SessionTurn:
     try:
         receipt = store.load(turn.run_id or "")
     except BackplaneError:  # The run was never begun, or its receipt was pruned: only the user's message is known.
@@ -225,12 +214,11 @@ def _settled(turn: SessionTurn, store: Store) -> SessionTurn:
     for event in receipt.trace:
         transcript.take(event)
     stop = reading.stop_of(receipt, transcript.stop)
-    transcript.end(is_cut_off=stop in CUT_OFF)
+    transcript.end(is_cut_off=stop in reading.CUT_OFF)
     return replace(
         turn,
-        receipt_sha256=receipt.receipt_sha256,
+        **reading.noted(receipt, stop, file),
         stop_reason=stop,
         messages=(*turn.messages, *transcript.messages()),
-        usage=reading.usage_of(receipt),
         conversation=transcript.conversation,
     )

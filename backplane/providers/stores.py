@@ -88,7 +88,7 @@ def read_stored(vendor: str, name: str, environ: Mapping[str, str]) -> Stored:
 
     Args:
         vendor: one of `STORES`.
-        name: `last`, the beginning of an id, or the path of a file, of a store, or of a folder in it.
+        name: `last`, the beginning of an id, or the path of a file.
 
     Raises:
         ConfigError: `config_invalid`, the conversation is missing, too long, or of an unknown version.
@@ -99,7 +99,10 @@ def read_stored(vendor: str, name: str, environ: Mapping[str, str]) -> Stored:
     form, talk = importlib.import_module(f"backplane.agents.{vendor}.store"), Talk()
     path = _path(vendor, form, name, environ)
     head = form.read(_rows(path, talk), talk)
-    _require_known(path, form, head.version)
+    if not isinstance(head.version, str | int) or not f"{head.version}.".startswith(form.VERSIONS):
+        by = f"{form.PROGRAM} {str(head.version)[:40]}" if head.version is not None else "a program without a version"
+        fact = f"{path} was written by {by}; only versions {form.VERSIONS}x can be read"
+        raise ConfigError("config_invalid", fact, hint="use a backplane that knows this version")
     if not talk.messages:
         raise ConfigError("config_invalid", f"{path}: nothing was said in it", hint="name another conversation")
     id = head.id or path.stem
@@ -107,20 +110,15 @@ def read_stored(vendor: str, name: str, environ: Mapping[str, str]) -> Stored:
 
 
 def _path(vendor: str, form: Any, name: str, environ: Mapping[str, str]) -> Path:
-    path = Path(name)
-    if name != LAST and not path.is_dir() and (os.sep in name or path.is_file()):
-        return path
+    if name != LAST and (os.sep in name or Path(name).is_file()):
+        return Path(name)
     variable, default, below = form.HOME
-    own = Path(environ.get(variable) or Path(environ.get("HOME") or os.path.expanduser("~"), default), below)
-    home = path if name != LAST and path.is_dir() else own
-    wanted = "" if name == LAST or home == path else name
-    # A named folder may be the one around the store.
-    places = [*home.glob(form.FILES)] or [*home.glob(f"{below}/{form.FILES}")]
-    found = [one for one in places if one.is_file() and form.id_of(one).startswith(wanted)]
+    home = Path(environ.get(variable) or Path(environ.get("HOME") or os.path.expanduser("~"), default), below)
+    wanted = "" if name == LAST else name
+    found = [one for one in home.glob(form.FILES) if one.is_file() and form.id_of(one).startswith(wanted)]
     if not found:
         fact = f"{home} has no conversation" + (f" that begins with {wanted[:80]!r}" if wanted else "")
-        hint = f"give the path of a conversation's file; {vendor} keeps them in {own} here"
-        raise ConfigError("config_invalid", fact, hint=hint)
+        raise ConfigError("config_invalid", fact, hint=f"give the path of a conversation's file of {vendor}")
     return max(found, key=lambda one: one.stat().st_mtime_ns)
 
 
@@ -131,11 +129,9 @@ def _rows(path: Path, talk: Talk) -> Iterator[dict[str, Any]]:
         ConfigError: `config_invalid`, the file cannot be read or is too long.
     """
     try:
-        size, is_file = path.stat().st_size, path.is_file()
-        if not is_file or size > FILE_BYTES_MAX:
-            fact = f"{path} is over {FILE_BYTES_MAX} bytes" if is_file else f"{path} is no file"
-            raise ConfigError("config_invalid", fact, hint="name a conversation's file")
         with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size > FILE_BYTES_MAX:
+                raise ConfigError("config_invalid", f"{path} is over {FILE_BYTES_MAX} bytes", hint="name another file")
             for line in file:
                 try:
                     row = msgspec.json.decode(line)
@@ -147,11 +143,3 @@ def _rows(path: Path, talk: Talk) -> Iterator[dict[str, Any]]:
                     talk.drop("lines that are no JSON object")
     except OSError as error:
         raise ConfigError("config_invalid", f"{path}: {error.strerror}", hint="name the file itself") from error
-
-
-def _require_known(path: Path, form: Any, version: object) -> None:
-    """Refuse a conversation of a version that its reader was not tried with. Raises ConfigError: `config_invalid`."""
-    if not isinstance(version, str | int) or not f"{version}.".startswith(form.VERSIONS):
-        by = f"{form.PROGRAM} {str(version)[:40]}" if version is not None else "a program without a version"
-        fact = f"{path} was written by {by}; only versions {form.VERSIONS}x can be read"
-        raise ConfigError("config_invalid", fact, hint="use a backplane that knows this version")

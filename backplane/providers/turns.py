@@ -31,7 +31,7 @@ from backplane.contract.work import Lane, Mode, PolicyProfile, RuntimeConfig, Wo
 from backplane.errors import BackendError, ConfigError, require_type
 from backplane.policy.paths import CHANGE_NOTHING
 from backplane.policy.rules import tool_names, with_defaults
-from backplane.providers.reading import PREFIX, text_of
+from backplane.providers.reading import CUT_OFF, PREFIX, text_of
 from backplane.providers.tools import Tool, Toolset
 from backplane.runtime.approvals import OnAsk
 from backplane.runtime.hooks import Hook
@@ -39,10 +39,6 @@ from backplane.runtime.options import check_callbacks
 
 SESSION: Final = "session/1"
 INTERRUPT: Final = "interrupt/1"
-INPUT: Final = "input/1"
-
-CUT_OFF: Final = ("error", "user_interrupt")
-"""Ends of a turn that was cut off: its changes go into the folder, and its open calls are asked about."""
 
 
 class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,8 +179,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """The row of the server of the session's functions."""
     names: frozenset[str] = frozenset()
     """Names of these functions."""
-    root: str
-    policy: PolicyProfile
+    root: str = "/"
+    policy: PolicyProfile = PolicyProfile()
 
     @property
     def turns(self) -> tuple[SessionTurn, ...]:
@@ -204,21 +200,20 @@ def compose(wanted: Wanted) -> tuple[WorkOrder, tuple[str, ...]]:
         BackendError: `capability_unsupported`, the session has tools and the host takes no MCP servers.
     """
     file, heeds, losses, images = wanted.file, wanted.can.heeds, list[str](), list[Image]()
-    own: dict[str, Json] = {"parent": _parent(wanted)}
+    sealed = [turn for turn in wanted.turns if turn.receipt_sha256 is not None]
+    last = {"run_id": sealed[-1].run_id, "receipt_sha256": sealed[-1].receipt_sha256} if sealed else {}
+    own: dict[str, Json] = {"parent": {"session": file.id, **last}}
     words = [*_system(wanted, own, losses), *_history(wanted, own, losses, images), wanted.message.content]
     images += wanted.message.images
     if images and "images" in heeds:
         own["images"] = msgspec.to_builtins(images)
     elif images:
         losses.append(NO_IMAGES)
-    sampling = {"max_tokens": file.max_tokens, "temperature": file.temperature}
-    sampling = {name: value for name, value in sampling.items() if value is not None}
-    if sampling and "sampling" in heeds:
-        own["sampling"] = msgspec.to_builtins(sampling)
-    asked: dict[str, Any] = {"model": file.model, "max_turns": file.max_turns}
-    taken = {name: value for name, value in asked.items() if value is not None and name in heeds}
-    dropped = [*(() if "sampling" in heeds else sampling), *(name for name in asked if asked[name] is not None)]
-    losses += [f"dropped: {name}, the provider has no such setting" for name in dropped if name not in taken]
+    asked = {name: value for name in _SETTINGS if (value := getattr(file, name)) is not None}
+    losses += [f"dropped: {name}, the provider has no such setting" for name in asked if _SETTINGS[name] not in heeds]
+    taken: dict[str, Any] = {name: value for name, value in asked.items() if _SETTINGS[name] in heeds}
+    if sampling := {name: taken.pop(name) for name in ("max_tokens", "temperature") if name in taken}:
+        own["sampling"] = sampling
     if wanted.leaves_patches and any(turn.run_id for turn in wanted.turns):
         losses.append(UNSEEN)
     if wanted.tools is not None:
@@ -235,32 +230,24 @@ def compose(wanted: Wanted) -> tuple[WorkOrder, tuple[str, ...]]:
     return order, tuple(losses)
 
 
-def _parent(wanted: Wanted) -> Json:
-    sealed = [turn for turn in wanted.turns if turn.receipt_sha256 is not None]
-    last = {"run_id": sealed[-1].run_id, "receipt_sha256": sealed[-1].receipt_sha256} if sealed else {}
-    return {"session": wanted.file.id, **last}
+_SETTINGS: Final = {"max_tokens": "sampling", "temperature": "sampling", "model": "model", "max_turns": "max_turns"}
+"""Setting of a session → the word in a hello's `heeds` for a host that obeys it."""
 
 
 def _system(wanted: Wanted, own: dict[str, Json], losses: list[str]) -> list[str]:
-    system = wanted.file.system_prompt or None
-    before = wanted.native.system if wanted.native is not None else None
+    """Put the system prompt into the order's own members, or return it as words for a new conversation."""
+    system = wanted.file.system_prompt
+    if not system:
+        return []
     if "system" in wanted.can.heeds:
-        own.update({"system": system} if system else {})
+        own["system"] = system
         return []
     if not wanted.can.reads:
-        dropped = "dropped: system_prompt, the provider does what the task says and reads nothing else"
-        losses += [dropped] if system else []
+        losses.append("dropped: system_prompt, the provider does what the task says and reads nothing else")
         return []
-    losses += ["emulated: system_prompt, it is said in the user's words"] if system else []
-    if system == before:
-        return []
-    losses += [REPLACED] if before else []
-    if system is None:
-        return [f"The instructions for this whole conversation that were given earlier no longer hold:\n{before}"]
-    return [f"Instructions for this whole conversation{', in place of the earlier ones' if before else ''}:\n{system}"]
+    losses.append("emulated: system_prompt, it is said in the user's words")
+    return [f"Instructions for this whole conversation:\n{system}"] if wanted.native is None else []
 
-
-REPLACED: Final = "emulated: a change of system_prompt, the earlier one stays in the conversation and is revoked there"
 
 UNSEEN: Final = "dropped: files that earlier turns changed, which stay in the turns' patches (lane patch_first)"
 """Unless the caller has applied them."""
@@ -287,25 +274,23 @@ def _history(wanted: Wanted, own: dict[str, Json], losses: list[str], images: li
         own["session"] = {"keep": True} if native is None else {way: native.id}
     if native is not None or not any(turn.messages for turn in wanted.turns):
         return question
+    if not can.reads and "history" not in can.heeds:
+        losses.append("dropped: history, the provider does what the task says and reads nothing else")
+        return []
     carried = [[_carried(turn, message, wanted, losses) for message in turn.messages] for turn in wanted.turns]
     if "history" in can.heeds:
         own["history"] = msgspec.to_builtins(_with_own_ids(carried))
         return question
-    if not can.reads:
-        losses.append("dropped: history, the provider does what the task says and reads nothing else")
-        return []
-    messages = [message for turn in carried for message in turn]
-    agents = [message for message in messages if isinstance(message, AgentMessage)]
     losses.append("emulated: history, it is said in the user's words")
-    losses += ["dropped: thinking of earlier turns"] if any(message.thinking for message in agents) else []
-    proven = any(_without_proofs(message) != message for message in agents)
-    losses += ["dropped: proofs of words and calls, which are said in the user's words"] if proven else []
+    messages = [message for turn in carried for message in turn]
+    if any(isinstance(message, AgentMessage) and _bare(message) != message for message in messages):
+        losses.append("dropped: thinking and signatures of earlier turns, as their history is said in words")
     fitting = _fitting(messages, wanted.message.images, losses)
-    record = list[str]()
+    record = ["What was said before in this conversation, as a record:"]
     for turn in carried:
         unknown = {call.id for call in unresolved(tuple(turn))}
         record += [_shown(message, unknown, fitting, images) for message in turn]
-    return [*question, "\n".join(["What was said before in this conversation, as a record:", *record])]
+    return [*question, "\n".join(record)]
 
 
 def _with_own_ids(turns: Sequence[Sequence[Message]]) -> list[Message]:
@@ -372,27 +357,21 @@ def _carried(turn: SessionTurn, message: Message, wanted: Wanted, losses: list[s
         return replace(message, images=())
     if not isinstance(message, AgentMessage):
         return message
-    thinking, is_own = message.thinking, (turn.provider, turn.model) == (wanted.file.provider, wanted.file.model)
-    if not is_own:
-        if any(part.is_proven for part in thinking):
-            losses.append(f"dropped: signatures of thinking, which only {turn.provider} can read")
-        if thinking:
-            losses.append("dropped: thinking of another provider or model")
-        if (bare := _without_proofs(message)) != message:
-            losses.append(f"dropped: proofs of words and calls, which only {turn.provider} can read")
-        message = replace(bare, thinking=())
-    elif any(not part.is_proven for part in thinking) and "history" in wanted.can.heeds:
+    if (turn.provider, turn.model) != (wanted.file.provider, wanted.file.model):
+        if (bare := _bare(message)) != message:
+            losses.append(f"dropped: thinking and signatures, which only the model of {turn.provider} can read")
+        message = bare
+    elif any(not part.is_proven for part in message.thinking) and "history" in wanted.can.heeds:
         losses.append("dropped: thinking without a signature")
-    calls = tuple(
-        replace(call, name=PREFIX + call.name) if call.name in wanted.names else call for call in message.tool_calls
-    )
+    names = {name: PREFIX + name for name in wanted.names}
+    calls = tuple(replace(call, name=names.get(call.name, call.name)) for call in message.tool_calls)
     return replace(message, tool_calls=calls)
 
 
-def _without_proofs(message: AgentMessage) -> AgentMessage:
-    """Return a message without the proofs of its words and calls; thinking stays as it is."""
+def _bare(message: AgentMessage) -> AgentMessage:
+    """Return a message without thinking and signatures."""
     calls = tuple(replace(call, signature=None) for call in message.tool_calls)
-    return replace(message, tool_calls=calls, signature=None)
+    return replace(message, tool_calls=calls, signature=None, thinking=())
 
 
 def _shown(message: Message, unknown: Collection[str], fitting: Collection[Image], images: list[Image]) -> str:

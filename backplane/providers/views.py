@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any, Final, Literal, Unpack
 
 import msgspec
@@ -14,8 +15,9 @@ import msgspec
 from backplane.contract import events as wire
 from backplane.contract.canonical import Json
 from backplane.contract.conversation import AgentMessage, StopReason, TokenUsage
+from backplane.errors import from_code
 from backplane.providers.failures import ProviderError
-from backplane.providers.reading import own_name, reported, text_of
+from backplane.providers.reading import own_name, text_of
 from backplane.providers.session import Said, Session, TurnOptions, TurnOutcome
 
 
@@ -113,35 +115,36 @@ async def as_messages(session: Session, message: Said, **given: Unpack[TurnOptio
     """
     has_pieces = False
     async for event in session.send_message(message, **given):
-        if type(event) is wire.AssistantDelta:  # Nearly all events are of this type.
-            has_pieces = True
-            yield TextDeltaEvent(delta=event.text)
-        elif isinstance(event, wire.AssistantMessage):
-            if not has_pieces:
+        match event:
+            case wire.AssistantDelta():
+                has_pieces = True
                 yield TextDeltaEvent(delta=event.text)
-            has_pieces = False
-        elif isinstance(event, wire.RetryReported):
-            has_pieces = has_pieces and not event.body.get("taken_back")  # The next message is yielded whole.
-        elif isinstance(event, TurnOutcome):
-            if event.error is not None:
-                yield ErrorEvent(error=event.error)
-            yield MessageDoneEvent(message=event.message, usage=event.usage, stop_reason=event.stop_reason)
-        else:
-            for one in _of_tool(session, event):
-                yield one
+            case wire.AssistantMessage():
+                if not has_pieces:
+                    yield TextDeltaEvent(delta=event.text)
+                has_pieces = False
+            case wire.RetryReported():
+                has_pieces = has_pieces and not event.body.get("taken_back")  # The next message is yielded whole.
+            case wire.ToolCall():
+                id, name = str(event.tool_use_id), own_name(event.tool_name)
+                yield ToolUseStartEvent(id=id, name=name)
+                yield ToolUseInputEvent(id=id, delta=msgspec.json.encode(event.input).decode())
+                yield ToolUseEndEvent(id=id, name=name, input=event.input)
+            case wire.ToolResult():
+                output = text_of(event.output)
+                yield ToolResultEvent(id=str(event.tool_use_id), output=output, is_error=event.is_error)
+            case wire.Failed():
+                yield ErrorEvent(error=_reported(session, event))
+            case TurnOutcome():
+                if event.error is not None:
+                    yield ErrorEvent(error=event.error)
+                yield MessageDoneEvent(message=event.message, usage=event.usage, stop_reason=event.stop_reason)
 
 
-def _of_tool(session: Session, event: wire.AgentEvent) -> list[StreamEvent]:
-    if isinstance(event, wire.ToolCall):
-        id, name = str(event.tool_use_id), own_name(event.tool_name)
-        return [
-            ToolUseStartEvent(id=id, name=name),
-            ToolUseInputEvent(id=id, delta=msgspec.json.encode(event.input).decode()),
-            ToolUseEndEvent(id=id, name=name, input=event.input),
-        ]
-    if isinstance(event, wire.ToolResult):
-        return [ToolResultEvent(id=str(event.tool_use_id), output=text_of(event.output), is_error=event.is_error)]
-    return [ErrorEvent(error=reported(session.provider, event))] if isinstance(event, wire.Failed) else []
+def _reported(session: Session, event: wire.Failed) -> ProviderError:
+    """Return an error that the agent reported while it went on."""
+    code = event.error_code if isinstance(event.error_code, str) else "internal"
+    return ProviderError(session.provider, from_code(code, event.message))
 
 
 async def as_unified(session: Session, message: Said, **given: Unpack[TurnOptions]) -> AsyncIterator[UnifiedEvent]:
@@ -158,13 +161,13 @@ async def as_unified(session: Session, message: Said, **given: Unpack[TurnOption
         thinks = isinstance(event, wire.Reasoning)
         if isinstance(event, TurnOutcome):
             if event.error is not None:
-                yield UnifiedEvent(*_error(event.error))
+                yield UnifiedEvent("Error", _error(event.error))
             yield UnifiedEvent("TurnComplete", {"stop_reason": event.stop_reason})
-        elif (found := _unified(session, event)) is not None:
+        elif not isinstance(event, wire.ApprovalAnswered | wire.TurnEnded) and (found := _unified(session, event)):
             yield UnifiedEvent(*found)
 
 
-def _unified(session: Session, event: Any) -> tuple[UnifiedName, dict[str, Any]] | None:
+def _unified(session: Session, event: wire.AgentEvent) -> tuple[UnifiedName, dict[str, Any]] | None:
     match event:
         case wire.Reasoning():
             return "ThinkingDelta", {"content": event.reasoning}
@@ -180,35 +183,26 @@ def _unified(session: Session, event: Any) -> tuple[UnifiedName, dict[str, Any]]
             return "ToolUseComplete", {"tool_id": event.tool_use_id, **output}
         case wire.Approval():
             return _asked(event) if session.awaits_answer(str(event.body.get("id"))) else None
-        case wire.ApprovalAnswered() | wire.TurnEnded():
-            return None
         case wire.UsageReported():
             usd = event.body.get("estimated_cost_usd")
             micros = round(usd * 1_000_000) if isinstance(usd, int | float) else None
             tokens = {name: event.body.get(name) for name in ("input_tokens", "output_tokens")}
             return "UsageUpdate", {**tokens, "cost_usd_micros": micros}
         case wire.Failed():
-            return _error(reported(session.provider, event))
+            return "Error", _error(_reported(session, event))
+        case wire.FileChanged():
+            words = f"{event.path}: {event.summary}"
+        case wire.CommandExecuted():
+            words = f"{event.command}: {event.ending}"
         case _:
-            return "BackgroundTask", {"task_type": _kind_of(event), "message": _words_of(event)}
-
-
-def _error(error: ProviderError) -> tuple[UnifiedName, dict[str, Any]]:
-    facts = {"error_type": error.error_type, "recoverable": error.recoverable}
-    return "Error", {"message": error.message, **facts}
-
-
-def _kind_of(event: wire.AgentEvent) -> str:
+            words = str(getattr(event, "message", ""))
     ext = event.ext if isinstance(event.ext, dict) else {}
-    return next((name for name in ext if name in wire.CARRIED), str(event.__struct_config__.tag))
+    kind = next((name for name in ext if name in wire.CARRIED), str(event.__struct_config__.tag))
+    return "BackgroundTask", {"task_type": kind, "message": words}
 
 
-def _words_of(event: wire.AgentEvent) -> str:
-    if isinstance(event, wire.FileChanged):
-        return f"{event.path}: {event.summary}"
-    if isinstance(event, wire.CommandExecuted):
-        return f"{event.command}: {event.ending}"
-    return str(getattr(event, "message", ""))
+def _error(error: ProviderError) -> dict[str, Any]:
+    return {"message": error.message, "error_type": error.error_type, "recoverable": error.recoverable}
 
 
 def _asked(event: wire.Approval) -> tuple[UnifiedName, dict[str, Any]]:
@@ -217,20 +211,16 @@ def _asked(event: wire.Approval) -> tuple[UnifiedName, dict[str, Any]]:
     if event.kind == "patch":
         return "PatchApprovalRequest", {**id, "patch_content": str(body.get("diff", "")), "files_affected": event.files}
     if isinstance(command, str):
-        parsed = {"command": command, "cwd": body.get("cwd"), "parsed_command": _parsed(command)}
-        return "ExecApprovalRequest", {**id, **parsed}
+        parsed = None
+        with suppress(ValueError):  # A quote is not closed.
+            parsed = tuple(shlex.split(command))
+        shown = {"command": command, "cwd": body.get("cwd"), "parsed_command": parsed}
+        return "ExecApprovalRequest", {**id, **shown}
     if event.kind == "input":
         asked: dict[str, Json] = {"question": event.question, "options": body.get("options")}
         return "PermissionRequest", {**id, "tool_name": "ask_user", "input": asked, "suggestions": tuple(options)}
     name = own_name(event.tool or event.kind)
     return "PermissionRequest", {**id, "tool_name": name, "input": event.input, "suggestions": _SUGGESTIONS}
-
-
-def _parsed(command: str) -> tuple[str, ...] | None:
-    try:
-        return tuple(shlex.split(command))
-    except ValueError:  # A quote is not closed.
-        return None
 
 
 def prompt(

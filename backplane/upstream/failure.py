@@ -122,6 +122,13 @@ LABELS: Final[dict[str, str]] = {
 LASTING: Final = frozenset({"insufficient_quota"})
 """Labels of failures that no waiting mends, whatever the status is."""
 
+USED_UP: Final = (
+    r"\bquota\b.{0,60}(exceed|exhaust|reached|used up|insufficient)"
+    r"|(exceed|exhaust|reached|insufficient|over).{0,60}\bquota\b"
+    r"|(usage|spend(ing)?|monthly|budget) limits?\b|insufficient_quota"
+)
+"""Pattern of the words for a quota that is used up."""
+
 PATTERNS: Final[tuple[tuple[str, str], ...]] = (
     ("backend_context_length",
         r"context[ _](length|window|size)|prompt is too long"
@@ -131,10 +138,7 @@ PATTERNS: Final[tuple[tuple[str, str], ...]] = (
         r"content[ _-]?(management )?(filter|polic)|(rejected|blocked|flagged|refused|declined)\b.{0,80}"
         r"(safety|polic(y|ies)|moderation|high risk)|(safety|moderation) (system|filter|check)"
         r"|violat\w*.{0,60}\bpolic(y|ies)"),
-    ("backend_rate_limited",
-        r"\bquota\b.{0,60}(exceed|exhaust|reached|used up|insufficient)"
-        r"|(exceed|exhaust|reached|insufficient|over).{0,60}\bquota\b"
-        r"|(usage|spend(ing)?|monthly|budget) limits?\b"),
+    ("backend_rate_limited", USED_UP),
     ("backend_auth_failed",
         r"(credits?|balance|funds)\b.{0,40}(too low|insufficient|exhausted|depleted|not enough|used up|run out)"
         r"|(insufficient|not enough|out of|no) (account )?(credits?|balance|funds)\b|payment (is )?required|billing"

@@ -23,7 +23,15 @@ from backplane.contract.approval import Decision
 from backplane.contract.conversation import StopReason, TokenUsage, usage_together
 from backplane.contract.events import Approval, AssistantDelta, AssistantMessage, CommandExecuted
 from backplane.contract.work import Mode, PolicyProfile
-from backplane.errors import CODES, BackendError, BackplaneError, ConfigError, from_code, provider_code
+from backplane.errors import (
+    CODES,
+    BackendError,
+    BackplaneError,
+    ConfigError,
+    ProtocolError,
+    from_code,
+    provider_code,
+)
 from backplane.providers import (
     AgentMessage,
     ErrorEvent,
@@ -47,6 +55,7 @@ from backplane.providers import (
     views,
 )
 from backplane.providers.failures import ErrorType
+from backplane.providers.session import OWN_STATE
 from backplane.receipts.store import Store
 from backplane.routing import TaskDescriptor
 from backplane.runtime.backends import ProcessBackend
@@ -144,10 +153,10 @@ USED = ScriptUsage(input=100, output=10)
 
 async def test_a_provider_that_is_not_there_is_refused_with_the_names_there_are(ground: Ground) -> None:
     async with ground.registry() as registry:
-        with pytest.raises(BackendError, match="no provider 'clode'") as refused:
+        with pytest.raises(BackendError, match="no backend 'clode'") as refused:
             registry.get("clode")
         assert {"keeps", "words", "shell"} <= set(registry.list())
-    assert "keeps" in (refused.value.hint or "")
+    assert "claude" in (refused.value.hint or "")
 
 
 async def test_validate_says_whether_a_host_answers(ground: Ground) -> None:
@@ -346,24 +355,29 @@ async def test_a_session_says_what_it_is_and_is_found_by_the_beginning_of_its_id
             await provider.resume("zz")
 
 
-async def test_a_changed_system_prompt_is_said_to_replace_the_earlier(ground: Ground) -> None:
+async def test_a_changed_system_prompt_begins_another_conversation_with_the_history(ground: Ground) -> None:
     async with ground.registry() as registry:
         async with await registry.get("keeps").create_session(SessionConfig(system_prompt="Be brief.")) as session:
             tasks = []
             for prompt in ("Be brief.", "Be long.", "Be long.", None, None):
                 session.set_system_prompt(prompt)
                 tasks.append(msgspec.json.decode((await session.run("go")).check().text)["task"].removesuffix("go"))
-                assert (turns.REPLACED in session.losses) is (prompt != "Be brief.")
+                assert (OWN_STATE in session.losses) is (prompt != "Be brief.")
             id = session.id
         async with await registry.get("keeps").resume(id, SessionConfig(system_prompt="Rhyme.")) as session:
             tasks.append(msgspec.json.decode((await session.run("go")).check().text)["task"].removesuffix("go"))
-    assert tasks == [
-        "Instructions for this whole conversation:\nBe brief.\n\n",
-        "Instructions for this whole conversation, in place of the earlier ones:\nBe long.\n\n",
-        "",
-        "The instructions for this whole conversation that were given earlier no longer hold:\nBe long.\n\n",
-        "",
-        "Instructions for this whole conversation:\nRhyme.\n\n",
+    record, begin = (
+        "What was said before in this conversation, as a record:\n",
+        "Instructions for this whole conversation:\n",
+    )
+    parts = [(task.partition(record)[0], record in task) for task in tasks]
+    assert parts == [
+        (f"{begin}Be brief.\n\n", False),
+        (f"{begin}Be long.\n\n", True),
+        ("", False),
+        ("", True),
+        ("", False),
+        (f"{begin}Rhyme.\n\n", True),
     ]
 
 
@@ -437,13 +451,13 @@ def test_every_code_has_one_of_the_seven_and_a_type() -> None:
         assert error.code == provider_code(code)
         assert isinstance(error.cause, BackplaneError)
         assert error.recoverable == facts.retryable
-    told = ProviderError("p", from_code("backend_rate_limited", "x", hint="wait"), "quota")
+    told = ProviderError("p", from_code("backend_rate_limited", "the monthly limit is reached", hint="wait"))
     again = pickle.loads(pickle.dumps(told))
     assert (again.code, again.hint, again.provider, again.error_type) == (
         "rate_limited", "wait", "p", "usage_limit_reached"
     )  # fmt: skip
-    assert ProviderError("p", from_code("backend_rate_limited", "x"), "overloaded").error_type == "model_overloaded"
-    assert ProviderError("p", from_code("backend_rate_limited", "x"), "quota").error_type == "usage_limit_reached"
+    assert ProviderError("p", from_code("backend_rate_limited", "Overloaded")).error_type == "model_overloaded"
+    assert ProviderError("p", from_code("config_invalid", "no such quota exceeded")).error_type == "invalid_request"
 
 
 @pytest.mark.anyio
@@ -657,7 +671,7 @@ async def test_an_interrupt_stops_the_turn_and_not_the_session(ground: Ground) -
             async for event in as_unified(session, "wait"):
                 events.append(event)
                 if event.name == "TextDelta":
-                    with pytest.raises(ConfigError, match="a turn of this session is under way"):
+                    with pytest.raises(ProtocolError, match="input was not announced"):
                         session.send_input("more")
                     await session.interrupt()
         assert events[-1] == UnifiedEvent("TurnComplete", {"stop_reason": "user_interrupt"})
@@ -945,4 +959,6 @@ async def test_a_conversation_that_stays_with_its_folder_is_not_kept_in_a_copy(g
 @pytest.mark.parametrize(("code", "words"), [(None, "no exit code is known"), (0, "exit code 0"), (-9, "exit code -9")])
 def test_a_command_says_how_it_ended_with_or_without_a_code(code: int | None, words: str) -> None:
     event = CommandExecuted(ts="2026-11-27T00:00:00Z", command="make", exit_code=code)
-    assert (event.ending, views._words_of(event)) == (words, f"make: {words}")
+    unified = views._unified(None, event)  # type: ignore[arg-type]
+    assert unified is not None
+    assert (event.ending, unified[1]["message"]) == (words, f"make: {words}")
