@@ -97,7 +97,7 @@ async def test_the_host_api_says_which_rule_keeps_it_from_its_service(
     rules: dict[str, Any], found: Any, backplane_home: Path, tmp_path: Path
 ) -> None:
     with ModelServer([Turn(text="ok")]) as server:
-        backend = msgspec.structs.replace(api(server), endpoints=())  # type: ignore[type-var]
+        backend = msgspec.structs.replace(api(server), endpoints=())
         async with control(backplane_home, found) as plane:
             run, _ = await go(plane, order(tmp_path, mode="pass_through", policy=PolicyProfile(**rules)), backend)
     assert ended(run) == ("failed", "policy_denied", "failed")

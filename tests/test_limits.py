@@ -49,7 +49,7 @@ async def solve(
 ) -> tuple[Run, list[AgentEvent], ModelServer]:
     with ModelServer(turns) as server:
         async with plane(home, limits) as control:
-            backend = msgspec.structs.replace(api(server), limits=None)  # type: ignore[type-var]
+            backend = msgspec.structs.replace(api(server), limits=None)
             run, events = await go(control, work, backend)
     return run, events, server
 

@@ -16,7 +16,6 @@ from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError
 from backplane.runtime.backends import Backend
 from backplane.runtime.hooks import Hook
-from backplane.runtime.memory import ReplayBackend
 from backplane.runtime.state import StateFolder
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ async def admit(
             backend, facts["cache"] = found or backend, {"key": key, "hit": found is not None}
     run_id = await id_of(plane.state_folder, run_id)
     # A turn of a conversation names its session in `parent`, and a replay costs nothing.
-    if isinstance(order.abp("parent"), dict | None) or isinstance(backend, ReplayBackend):
+    if isinstance(order.abp("parent"), dict | None) or backend.replays is not None:
         return Admitted(order, backend, run_id, facts)
     from backplane.runtime.budgets import reserve  # Few runs are children.
 

@@ -73,44 +73,43 @@ Opener = Callable[[StartCommand, tuple[str, ...]], AbstractAsyncContextManager[L
 """Starts a command that may connect to the given addresses."""
 
 
-class Backend(Protocol):
-    """A named way to reach a host."""
+class Backend(msgspec.Struct, frozen=True, kw_only=True):
+    """A named way to reach a host: a `ProcessBackend`, or a `MemoryBackend`."""
 
-    @property
-    def id(self) -> str: ...
+    id: str
+    limits: Limits | None = None
+    """The backend's own limits; None to use the control plane's."""
+    secrets: tuple[str, ...] = ()
+    """Values of the host's environment that are redacted everywhere."""
+    remote: bool = False
+    """True if the host works on another machine, in a folder that the order names."""
+    held_key: HeldKey | None = None
+    """The key that a proxy adds to the host's requests; None if the host is given its keys."""
+    plugin: dict[str, str] | None = None
+    """The wheel that provides the backend, with the receipt's members `wheel` and `version`; None for all others."""
+    replays: dict[str, Any] | None = None
+    """The run that is replayed, as in the receipt: `run`, `receipt_sha256`, `with_patch`; None for all others."""
+    servers_given: tuple[dict[str, Any], ...] = ()
+    """Configured MCP servers as rows with resolved values, for a host that can be their client."""
+    servers_required: tuple[str, ...] = ()
+    """Names of the configured MCP servers without which a run is refused."""
+
     @property
     def key(self) -> str:
         """The key of the host's stored manifest; it changes when the host's program changes."""
-        ...
+        raise NotImplementedError
 
-    @property
-    def limits(self) -> Limits | None:
-        """The backend's own limits; None to use the control plane's."""
-        ...
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        """Values of the host's environment that are redacted everywhere."""
-        ...
-
-    @property
-    def remote(self) -> bool:
-        """True if the host works on another machine, in a folder that the order names."""
-        ...
-
-    def open(self, order: WorkOrder, environ: Mapping[str, str]) -> AbstractAsyncContextManager[Link]: ...
+    def open(self, order: WorkOrder, environ: Mapping[str, str]) -> AbstractAsyncContextManager[Link]:
+        """Start the host for the block."""
+        raise NotImplementedError
 
 
-class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessBackend(Backend, frozen=True, kw_only=True):
     """A backend whose host is a child process."""
 
-    id: str
     argv: tuple[str, ...]
     env: dict[str, str] = {}
     """Variables to add to the child's environment, with resolved values."""
-    secrets: tuple[str, ...] = ()
-    limits: Limits | None = None
-    remote: bool = False
     is_ours: bool = False
     """True if the program comes with the package, and thus does nothing before it gets its order."""
     writable: tuple[str, ...] = ()
@@ -121,14 +120,6 @@ class ProcessBackend(msgspec.Struct, frozen=True, kw_only=True):
     """Credential stores that a contained host may read: names of `credentials.STORES`."""
     agent: rows.AgentRow | None = None
     """The agent that a shipped host drives; None if there is none, or if the host is not a shipped one."""
-    held_key: HeldKey | None = None
-    """The key that a proxy adds to the host's requests; None if the host is given its keys."""
-    plugin: dict[str, str] | None = None
-    """The wheel that provides the backend, with the receipt's members `wheel` and `version`; None for all others."""
-    servers_given: tuple[dict[str, Any], ...] = ()
-    """Configured MCP servers as rows with resolved values, for a host that can be their client."""
-    servers_required: tuple[str, ...] = ()
-    """Names of the configured MCP servers without which a run is refused."""
 
     @property
     def key(self) -> str:

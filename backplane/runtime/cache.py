@@ -22,7 +22,7 @@ from backplane.policy.rules import compile_policy
 from backplane.receipts.journal import replace_file
 from backplane.runtime.backends import Backend
 from backplane.runtime.instructions import read_instructions
-from backplane.runtime.memory import ReplayBackend
+from backplane.runtime.memory import MemoryBackend
 from backplane.runtime.replay import find_replay
 from backplane.runtime.state import raise_error
 from backplane.workspace.tree import paths_below
@@ -48,7 +48,7 @@ def key_of(order: WorkOrder, backend: Backend, settings: Settings, limits: Limit
     instructions above it, the settings, the limits, and the host's present programs.
     """
     has_hooks = bool(settings.hooks) or order.abp("hooks") is not None  # A hook's decision may depend on anything.
-    if backend.remote or has_hooks or isinstance(backend, ReplayBackend):
+    if backend.remote or has_hooks or backend.replays is not None:
         return None
     try:
         asked = {name: getattr(order, name) for name in order.__struct_fields__ if name != "id"}
@@ -84,7 +84,7 @@ def tree_sha256(root: Path, limits: Limits) -> str:
     return digest.hexdigest()
 
 
-def find_cached(home: Path, key: str) -> ReplayBackend | None:
+def find_cached(home: Path, key: str) -> MemoryBackend | None:
     """Return a backend that replays the stored run for a key; None if there is none. Blocks."""
     try:
         run_id = (home / FOLDER / key).read_text()

@@ -284,7 +284,7 @@ class Drive:
                 hint="use a host of the same major version",
             )
         with suppress(StoreError):  # Only a cache, which the run does not need.
-            keep_manifest(self.plane.home, self.backend.key, hello.capabilities)
+            keep_manifest(self.plane.home, requirements.key, hello.capabilities)
         self.place.check_asks(hello.extensions)
         requirements.check_hello(hello, manifest)
         requirements.add_servers(hello, self.limits)

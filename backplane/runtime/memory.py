@@ -6,16 +6,14 @@ import functools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Final
+from typing import Final
 
 import anyio
-import msgspec
 
-from backplane.config import Limits
 from backplane.contract.work import WorkOrder
 from backplane.process.aio import LoopTask
 from backplane.process.child import Exit
-from backplane.runtime.backends import Link
+from backplane.runtime.backends import Backend, Link
 
 LADDER_STEP_S: Final = 0.5
 """Seconds that a function has to end once its stdin is closed, and again once it is cancelled; as for a child."""
@@ -24,34 +22,21 @@ Serve = Callable[[int, int], Awaitable[None]]
 """Runs a host on two descriptors until it ends, for example `functools.partial(host.link.serve, host, work)`."""
 
 
-class MemoryBackend(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryBackend(Backend, frozen=True, kw_only=True):
     """A backend whose host is a function of this process, with the same bytes as for a child."""
 
-    id: str
     serve: Serve
-    limits: Limits | None = None
-    secrets: tuple[str, ...] = ()
-    remote: bool = False
+    cached: bool = False
+    """True for a replay of a run that had the same order, all of which it heeded."""
 
     @property
     def key(self) -> str:
-        return f"memory:{self.id}"
+        if self.replays is None:
+            return f"memory:{self.id}"
+        return f"cached:{self.id}" if self.cached else "replay"
 
     def open(self, order: WorkOrder, environ: Mapping[str, str]) -> AbstractAsyncContextManager[Link]:
         return _open_memory(self.serve)
-
-
-class ReplayBackend(MemoryBackend, frozen=True, kw_only=True):
-    """A backend that replays a stored run; `runtime.replay` makes it."""
-
-    replays: dict[str, Any]
-    """The replayed run, as in the receipt: `run`, `receipt_sha256`, `with_patch`."""
-    cached: bool = False
-    """True if the stored run had the same order, all of which it heeded."""
-
-    @property
-    def key(self) -> str:
-        return f"cached:{self.id}" if self.cached else "replay"
 
 
 @asynccontextmanager

@@ -240,9 +240,8 @@ class ControlPlane:
             ConfigError: `config_invalid`, there is no default, or `named` is neither a name nor a backend.
             BackendError: `backend_not_found`.
         """
-        if named is not None and not isinstance(named, str):
-            if not callable(getattr(named, "open", None)):
-                require_type(named, str, "the backend", "give a name, or a Backend")
+        require_type(named, str | Backend | None, "the backend", "give a name, or a Backend")
+        if isinstance(named, Backend):
             return named
         name = named or self.settings.default_backend
         if name is None:

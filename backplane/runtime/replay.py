@@ -34,7 +34,7 @@ from backplane.protocol.messages import Broken
 from backplane.receipts.audit import record_hash
 from backplane.receipts.store import Store
 from backplane.receipts.trace import Trace
-from backplane.runtime.memory import ReplayBackend
+from backplane.runtime.memory import MemoryBackend
 from backplane.workspace import apply_patch
 
 WRITE_BYTES: Final = 1 << 16
@@ -55,7 +55,7 @@ class RecordedRun(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(_HELLO, mode=self.receipt.mode, **as_host)
 
 
-def find_replay(name: str, home: Path, *, with_patch: bool = False, cached: bool = False) -> ReplayBackend:
+def find_replay(name: str, home: Path, *, with_patch: bool = False, cached: bool = False) -> MemoryBackend:
     """Return the backend `replay:RUN`; RUN is an id, the beginning of one, `last` or `last~2`. Blocks.
 
     Args:
@@ -76,7 +76,7 @@ def find_replay(name: str, home: Path, *, with_patch: bool = False, cached: bool
         _check_patch(receipt)
     serve = functools.partial(_serve, stored, stored.hello(cached=cached))
     facts = {"run": run_id, "receipt_sha256": receipt.receipt_sha256, "with_patch": with_patch}
-    return ReplayBackend(id=f"{REPLAY}{run_id}", serve=serve, replays=facts, cached=cached)
+    return MemoryBackend(id=f"{REPLAY}{run_id}", serve=serve, replays=facts, cached=cached)
 
 
 def _check_patch(receipt: Receipt) -> None:

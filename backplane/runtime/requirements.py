@@ -22,7 +22,7 @@ from backplane.errors import BackendError, CapabilityError, ConfigError
 from backplane.policy.capabilities import negotiate, refusal, supplied
 from backplane.receipts.build import RunState
 from backplane.receipts.manifests import kept_manifest, kept_since
-from backplane.runtime.backends import Backend, ProcessBackend
+from backplane.runtime.backends import Backend
 from backplane.runtime.hooks import CAPABILITY, SUBAGENT, Hook, below
 from backplane.runtime.servers import with_call_limit, with_servers
 
@@ -42,6 +42,7 @@ class RunRequirements:
     Attributes:
         checkpoints: True if this control plane makes a checkpoint before every tool that may write.
         extensions: extensions that are announced with this run.
+        key: the key of the host's stored manifest.
 
     Args:
         hooks: the hooks of the run.
@@ -53,6 +54,7 @@ class RunRequirements:
 
     def __init__(self, facts: RunState, backend: Backend, hooks: tuple[Hook, ...], isolation: Isolation) -> None:
         self._facts, self._backend, self._hooks, self._given = facts, backend, hooks, facts.order
+        self.key = backend.key
         self.extensions = (*EXTENSIONS, STAGE) if backend.remote else EXTENSIONS
         # Another machine makes its own checkpoints, as the order that it gets asks for them too.
         self.checkpoints = facts.settings.get("checkpoints") == "auto" and not backend.remote
@@ -81,9 +83,8 @@ class RunRequirements:
 
     def check_kept(self, home: Path) -> None:
         """Refuse an order that the host's last stored hello does not satisfy. Raises CapabilityError, as `_check`."""
-        key = self._backend.key
-        if (kept := kept_manifest(home, key)) is not None:
-            self._check(self.supply(read_manifest(kept), EXTENSIONS), kept_since=kept_since(home, key))
+        if (kept := kept_manifest(home, self.key)) is not None:
+            self._check(self.supply(read_manifest(kept), EXTENSIONS), kept_since=kept_since(home, self.key))
 
     def supply(self, manifest: Manifest, extensions: tuple[str, ...]) -> Manifest:
         """Return a backend's capabilities, plus those that the order wants and this control plane supplies.
@@ -157,7 +158,7 @@ class RunRequirements:
             CapabilityError: `capability_unsupported`, the host cannot be their client, and one of them is required.
         """
         backend = self._backend
-        if isinstance(backend, ProcessBackend) and not backend.remote and (rows := backend.servers_given):
+        if rows := backend.servers_given:
             names = [row["name"] for row in rows]
             # A control plane's `heeds` do not count, as they do not say which of its hosts can be the client.
             heeds = _heeds(hello, "mcp_servers")

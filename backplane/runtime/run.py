@@ -23,10 +23,9 @@ from backplane.receipts.pieces import canonical_chunks, unheard_facts
 from backplane.receipts.trace import listed
 from backplane.redact.secrets import NO_SECRETS, Redactor
 from backplane.runtime.approvals import OnAsk
-from backplane.runtime.backends import Backend, ProcessBackend
+from backplane.runtime.backends import Backend
 from backplane.runtime.drive import Drive
 from backplane.runtime.events import RunBatches, RunEvents
-from backplane.runtime.memory import ReplayBackend
 from backplane.runtime.orders import answer_of
 
 if TYPE_CHECKING:
@@ -67,9 +66,9 @@ class Run(Generic[ValueT]):
         self.id, self.order, self._output = run_id, order, output
         identity = BackendIdentity(backend.id)
         facts = self.facts = RunState(run_id=run_id, order=order, backend=identity, started_ns=time.time_ns())
-        if isinstance(backend, ReplayBackend):
+        if backend.replays is not None:
             facts.replays(backend.replays)
-        if isinstance(backend, ProcessBackend) and backend.plugin is not None:
+        if backend.plugin is not None:
             facts.added["plugin"] = dict(backend.plugin)
         secrets = (*order.config.env.values(), *backend.secrets)
         facts.redactor = Redactor(secrets) if secrets else NO_SECRETS

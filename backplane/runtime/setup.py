@@ -18,7 +18,6 @@ from backplane.contract.work import WorkOrder, settings_of
 from backplane.errors import WorkspaceError
 from backplane.policy.rules import Policy
 from backplane.runtime.backends import Backend, Link, ProcessBackend
-from backplane.runtime.memory import ReplayBackend
 from backplane.runtime.state import StateFolder
 from backplane.sandbox.credentials import read_names
 from backplane.workspace import object_folders
@@ -68,7 +67,7 @@ class HostSetup:
         self.contained: Contained | None = None
         self.key_use: KeyUse | None = None
         self._lock = -1
-        if isinstance(start.backend, ProcessBackend) and start.backend.held_key is not None:
+        if start.backend.held_key is not None:
             from backplane.sandbox.key_proxy import KeyUse
 
             self.key_use = KeyUse(start.backend.held_key.prices)
@@ -87,7 +86,7 @@ class HostSetup:
         start, backend = self.start, self.start.backend
         demanded, asked = self.settings.get("enforcement"), self.settings.get("credentials")
         nothing_asked = self.isolation == "off" and demanded is None and asked is None
-        if nothing_asked or isinstance(backend, ReplayBackend):  # A replay needs no sandbox.
+        if nothing_asked or backend.replays is not None:  # A replay needs no sandbox.
             return
         # Imported here, because orders without a sandbox need not wait for it.
         from backplane.sandbox.probe import try_layers
