@@ -215,6 +215,44 @@ class HookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     on_failure: Literal["deny", "allow"] = "deny"
 
 
+class GatewayClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One client of the gateway, `[gateway.clients.NAME]`.
+
+    Attributes:
+        key_sha256: SHA-256 of the client's key, in hexadecimal; `backplane gateway --new-key NAME` makes both.
+        models: Globs for the models that the client may ask.
+        budget_usd: Budget of a calendar month (UTC) in dollars; None is no limit. A request is refused if the most
+            that it can cost does not fit.
+        requests_per_minute: Maximum number of requests in a minute; None is no limit.
+        exchanges_max: Maximum number of open requests.
+    """
+
+    key_sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{64}$")]
+    models: tuple[str, ...] = ("*",)
+    budget_usd: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+    requests_per_minute: Count | None = None
+    exchanges_max: Count = 32
+
+
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The gateway for model requests, `[gateway]`; see `docs/guide/gateway.md`.
+
+    Attributes:
+        port: Port that it listens on.
+        models: Name of a model, or a glob → services that answer it, `BACKEND` or `BACKEND/MODEL`: the next one is
+            asked if one fails before its first piece. A backend has `host = "api"`, or is a preset's name. Empty takes
+            the vendors' own names for each vendor whose key variable is set.
+        clients: Clients by name; without one, a key is made at each start.
+        losses: `fail` refuses a request that another vendor's service cannot get in full; `allow` counts the losses in
+            a header of the answer and names them in the record.
+    """
+
+    port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 4180
+    models: dict[str, str | tuple[str, ...]] = {}
+    clients: dict[str, GatewayClientSettings] = {}
+    losses: Literal["allow", "fail"] = "allow"
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings that are not part of one order.
 
@@ -232,6 +270,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         hooks: Hooks that are called for the tools of every run.
         mcp_servers: MCP servers by name; a backend or an order may replace a server by another of the same name.
         routing: Rules for choosing the backend of an order that names none.
+        gateway: The gateway for model requests of other programs.
     """
 
     default_backend: str | None = None
@@ -244,6 +283,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hooks: tuple[HookSettings, ...] = ()
     mcp_servers: dict[str, ServerSettings] = {}
     routing: RoutingSettings = RoutingSettings()
+    gateway: GatewaySettings = GatewaySettings()
 
 
 def tighter(configured: Isolation, asked: object) -> Isolation:
@@ -264,7 +304,7 @@ def tighter(configured: Isolation, asked: object) -> Isolation:
 
 
 _LIMITS: Final = {field.name: field.type for field in msgspec.structs.fields(Limits)}
-_TABLES: Final = ("backends", "limits", "hooks", "mcp_servers", "routing")
+_TABLES: Final = ("backends", "limits", "hooks", "mcp_servers", "routing", "gateway")
 _PLAIN: Final = {field.name: field.type for field in msgspec.structs.fields(Settings) if field.name not in _TABLES}
 SINGLE: Final[dict[str, Any]] = {**_PLAIN, "policy": str | None, **_LIMITS}
 """Settings that a flag or a variable can give; the variable's name is `BACKPLANE_` and the setting in capitals."""

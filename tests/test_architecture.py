@@ -61,6 +61,10 @@ ROOMS = {
     "upstream.prices": "upstream.cost",
     "upstream.meter": f"{SHAPES} dialects dialects.ir upstream.cost",
     "upstream": f"{SHAPES} dialects dialects.ir upstream.clients upstream.cost upstream.presets",
+    "gateway": (
+        f"{SHAPES} config dialects dialects.ir process sandbox upstream upstream.clients upstream.cost "
+        "upstream.presets upstream.prices"
+    ),
     "schemas": f"{SHAPES} agents.rows config dialects.ir policy protocol resources sandbox.credentials "
     "upstream.presets",
     "testing": f"{SHAPES} upstream.presets",
@@ -151,8 +155,8 @@ THIRD_PARTY = {
     "jsonschema": {"agents", "schemas", "cli", "tools"},
     "ahocorasick_rs": {"redact"},
     "referencing": {"agents"},  # jsonschema's own errors of references
-    "httpx": {"upstream", "tools", "agents", "sandbox"},
-    "h11": {"testing", "sandbox"},  # comes with httpx
+    "httpx": {"upstream", "tools", "agents", "sandbox", "gateway"},
+    "h11": {"testing", "sandbox", "gateway"},  # comes with httpx
     "websockets": {"agents"},  # an extra: only where Kimi is driven
     "opentelemetry": {"telemetry"},  # an extra: only where a collector is named
     "dbos": {"scale"},  # an extra: only where orders go to a queue

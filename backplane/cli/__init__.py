@@ -74,6 +74,7 @@ INDEX: Final[dict[str, dict[str, str]]] = {
         "version": "print the version",
     },
     "for programs": {
+        "gateway": "answer the model requests of any client by any configured service",
         "serve": "run the orders that another program sends on stdin",
         "mcp": "start an MCP server with tools that run orders and read receipts",
         "validate": "check work orders, receipts, policies and other files",

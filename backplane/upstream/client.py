@@ -115,7 +115,7 @@ class ReplyStream:
         except httpx.ReadTimeout:
             failure = self._late()
         except FOREIGN as error:
-            failure = _translated(error, self._endpoint)
+            failure = translated(error, self._endpoint)
         if data is None:
             self._end(failure)
         else:
@@ -258,7 +258,7 @@ class Upstream:
                     return response
                 failure = await self._refusal(response)
             except FOREIGN as error:
-                failure = _translated(error, endpoint)
+                failure = translated(error, endpoint)
         if response is not None:
             await _close(response)
         if failure is None:
@@ -315,7 +315,7 @@ def _system_word(error: BaseException) -> str:
     return next((f" ({errno.errorcode[code]})" for code in codes if code in errno.errorcode), "")
 
 
-def _translated(error: Exception, endpoint: Endpoint) -> UpstreamFailure:
+def translated(error: Exception, endpoint: Endpoint) -> UpstreamFailure:
     """Return the failure that an exception of the HTTP library is."""
     where = cut_urls(endpoint.base_url)
     if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol | httpx.LocalProtocolError | UnicodeEncodeError):

@@ -1,0 +1,256 @@
+"""The interfaces that clients see: paths, errors, keep-alives and lists of models of four vendors. Pure.
+
+What each vendor's own client sends and tolerates was measured in November 2026, with the versions of that month.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Literal
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+
+from backplane.contract.canonical import Json
+
+Action = Literal["generate", "count", "models", "hello"]
+
+ErrorBody = Callable[[int, str, str, str], Json]
+"""Writes an error: status, our code, message, id of the exchange."""
+
+
+class ModelRow(msgspec.Struct, frozen=True):
+    """One model of a list."""
+
+    name: str
+    context_tokens: int | None = None
+    """Most tokens of a request and its answer; None is unknown."""
+
+
+class Front(msgspec.Struct, frozen=True, kw_only=True):
+    """One vendor's interface."""
+
+    name: str
+    dialect: str
+    """Dialect of its documents."""
+    error: ErrorBody
+    id_header: str
+    """Header in which its clients look for the id of a request."""
+    ping: bytes
+    """Bytes that keep a silent stream open: its clients skip them."""
+    models: Callable[[Iterable[ModelRow]], Json]
+    """Writes the list of models."""
+    model: Callable[[ModelRow], Json]
+    """Writes one model."""
+    own_headers: tuple[str, ...] = ()
+    """Beginnings of headers that belong to the interface and go to a service of the same dialect."""
+
+
+class ClientCall(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client's request asks for."""
+
+    front: Front
+    action: Action
+    model: str | None = None
+    """The model, if the path names it."""
+    stream: bool | None = None
+    """Whether the path asks for a stream; None if the body says it."""
+    as_array: bool = False
+    """True if a stream is one JSON array, as Gemini writes it without `alt=sse`."""
+    query: str = ""
+
+
+class NoSuchPath(Exception):
+    """A path that is no part of the interface; `front` writes the error."""
+
+    def __init__(self, front: Front, message: str, status: int = 404) -> None:
+        super().__init__(message)
+        self.front = front
+        self.status = status
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+_OPENAI_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error", 403: "permission_error", 429: "rate_limit_error",
+}  # fmt: skip
+_OPENAI_CODES: Final[Mapping[str, str]] = {
+    "backend_auth_failed": "invalid_api_key",
+    "backend_rate_limited": "rate_limit_exceeded",
+    "backend_context_length": "context_length_exceeded",
+    "backend_model_not_found": "model_not_found",
+    "backend_content_filtered": "content_filter",
+}
+
+
+def _openai_error(status: int, code: str, message: str, _id: str) -> Json:
+    kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": _OPENAI_CODES.get(code, code)}}
+
+
+_ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error", 402: "billing_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 504: "timeout_error", 529: "overloaded_error",
+}  # fmt: skip
+
+
+def _anthropic_error(status: int, _code: str, message: str, id: str) -> Json:
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": id}
+
+
+_GOOGLE_STATUS: Final[Mapping[int, str]] = {
+    400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 502: "UNAVAILABLE", 503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED", 529: "UNAVAILABLE",
+}  # fmt: skip
+
+
+def _google_error(status: int, _code: str, message: str, _id: str) -> Json:
+    word = _GOOGLE_STATUS.get(status, "INVALID_ARGUMENT" if status < 500 else "INTERNAL")
+    return {"error": {"code": status, "message": message, "status": word}}
+
+
+# Lists of models ------------------------------------------------------------------------------------------------------
+
+CREATED: Final = 1_700_000_000
+"""Time of each model in a list, in seconds since 1970: clients require one, and an alias has none."""
+CREATED_AT: Final = "2023-11-14T22:13:20Z"
+
+
+def _openai_model(row: ModelRow) -> dict[str, Json]:
+    window = {} if row.context_tokens is None else {"context_window": row.context_tokens}
+    return {"id": row.name, "object": "model", "created": CREATED, "owned_by": "backplane", **window}
+
+
+def _openai_models(rows: Iterable[ModelRow]) -> Json:
+    return {"object": "list", "data": [_openai_model(row) for row in rows]}
+
+
+def _anthropic_model(row: ModelRow) -> dict[str, Json]:
+    window = {} if row.context_tokens is None else {"max_input_tokens": row.context_tokens}
+    return {"type": "model", "id": row.name, "display_name": row.name, "created_at": CREATED_AT, **window}
+
+
+def _anthropic_models(rows: Iterable[ModelRow]) -> Json:
+    data = [_anthropic_model(row) for row in rows]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    return {"data": data, "has_more": False, **ends}
+
+
+_ACTIONS: Final = ["generateContent", "streamGenerateContent", "countTokens"]
+
+
+def _gemini_model(row: ModelRow) -> dict[str, Json]:
+    window = {} if row.context_tokens is None else {"inputTokenLimit": row.context_tokens}
+    name: dict[str, Json] = {"name": f"models/{row.name}", "displayName": row.name}
+    return {**name, "supportedGenerationMethods": list(_ACTIONS), **window}
+
+
+def _gemini_models(rows: Iterable[ModelRow]) -> Json:
+    return {"models": [_gemini_model(row) for row in rows]}
+
+
+# The four -------------------------------------------------------------------------------------------------------------
+
+_COMMENT: Final = b": ping\n\n"
+CHAT: Final = Front(
+    name="chat", dialect="openai", error=_openai_error, id_header="x-request-id", ping=_COMMENT,
+    models=_openai_models, model=_openai_model, own_headers=("openai-", "x-session-"),
+)  # fmt: skip
+RESPONSES: Final = msgspec.structs.replace(CHAT, name="responses", dialect="codex")
+MESSAGES: Final = Front(
+    name="messages", dialect="claude", error=_anthropic_error, id_header="request-id",
+    ping=b'event: ping\ndata: {"type": "ping"}\n\n', models=_anthropic_models, model=_anthropic_model,
+    own_headers=("anthropic-",),
+)  # fmt: skip
+GEMINI: Final = Front(
+    name="gemini", dialect="gemini", error=_google_error, id_header="x-request-id",
+    ping=b"\r\n",  # Its Python client fails at a comment, and its JavaScript client drops the next event after one.
+    models=_gemini_models, model=_gemini_model, own_headers=("x-goog-api-client",),
+)  # fmt: skip
+FRONTS: Final = (CHAT, RESPONSES, MESSAGES, GEMINI)
+
+_PATHS: Final[Mapping[str, tuple[Front, Action]]] = {
+    "/chat/completions": (CHAT, "generate"),
+    "/responses": (RESPONSES, "generate"),
+    "/responses/input_tokens": (RESPONSES, "count"),
+    "/messages": (MESSAGES, "generate"),
+    "/messages/count_tokens": (MESSAGES, "count"),
+}
+"""Path after the version → interface and action."""
+
+VERSIONS: Final = ("/v1beta", "/v1")
+"""Versions before a path; each client adds another one, and some none."""
+
+_GEMINI_ACTIONS: Final[Mapping[str, tuple[Action, bool]]] = {
+    "generateContent": ("generate", False),
+    "streamGenerateContent": ("generate", True),
+    "countTokens": ("count", False),
+}
+"""Word after the colon → action, and whether the answer is a stream."""
+
+
+def route(method: str, target: str, headers: Mapping[str, str]) -> ClientCall:
+    """Return what a request asks for.
+
+    Args:
+        target: path and query as they came.
+        headers: by names in lower case.
+
+    Raises:
+        NoSuchPath: the path or the method is unknown; 426 for a WebSocket, which the client then does without.
+    """
+    path, _, query = target.partition("?")
+    path = next((path.removeprefix(one) for one in VERSIONS if path.startswith(f"{one}/")), path).rstrip("/")
+    if method == "HEAD" or (method == "GET" and path == ""):
+        return ClientCall(front=_speaker(headers), action="hello")
+    if method == "GET":
+        return _get(path, query, headers)
+    if method != "POST":
+        raise NoSuchPath(_speaker(headers), f"{method} is not answered here", 405)
+    if path in _PATHS:
+        front, action = _PATHS[path]
+        return ClientCall(front=front, action=action, query=query)
+    name, colon, word = path.rpartition(":")
+    if colon and word in _GEMINI_ACTIONS:
+        action, stream = _GEMINI_ACTIONS[word]
+        # A name with a slash stays a name: it is looked up in our table and never part of an address.
+        model = unquote(name).removeprefix("/").removeprefix("models/")
+        is_sse = "sse" in parse_qs(query).get("alt", ())
+        return ClientCall(
+            front=GEMINI, action=action, model=model, stream=stream, as_array=stream and not is_sse, query=query
+        )
+    raise NoSuchPath(_speaker(headers), f"no {path[:200] or '/'} here; there are {', '.join(_PATHS)} and models/…")
+
+
+def _get(path: str, query: str, headers: Mapping[str, str]) -> ClientCall:
+    if path == "/responses" and "upgrade" in headers:
+        raise NoSuchPath(RESPONSES, "no WebSocket here; use POST", 426)
+    if path == "/models" or path.startswith("/models/"):
+        name = unquote(path.removeprefix("/models").removeprefix("/"))
+        return ClientCall(front=_speaker(headers), action="models", model=name or None, query=query)
+    raise NoSuchPath(_speaker(headers), f"no {path[:200]} here; there are /models and POST {', '.join(_PATHS)}")
+
+
+def _speaker(headers: Mapping[str, str]) -> Front:
+    """Return the interface of a request whose path belongs to several vendors, by its headers."""
+    if "x-goog-api-key" in headers:
+        return GEMINI
+    return MESSAGES if "anthropic-version" in headers else CHAT
+
+
+def given_key(headers: Mapping[str, str], query: str) -> str | None:
+    """Return the key of a request, from any of the places in which clients send one."""
+    scheme, _, word = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and word.strip():
+        return word.strip()
+    found = (
+        headers.get("x-api-key") or headers.get("x-goog-api-key") or next(iter(parse_qs(query).get("key", ())), None)
+    )
+    return found.strip() if found else None
+
+
+def stream_of(call: ClientCall, document: Mapping[str, Any]) -> bool:
+    """Return whether the client wants a stream."""
+    return call.stream if call.stream is not None else document.get("stream") is True

@@ -1,0 +1,163 @@
+"""Thinking that only its vendor can read, kept between two requests of a client whose interface cannot carry it.
+
+A service that signs its thinking wants it back beside the call that followed it. Another vendor's interface has no
+place for it, so it waits here, under the call's id, for the same service, and is put back as it came.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Final
+
+import msgspec
+
+BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bytes of all that is kept; the oldest goes first. A turn's thinking has some 10 KB."""
+
+ITEM_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of one turn's thinking; more is not kept."""
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Proofs:
+    """A bounded store: account and call id → the members and blocks that belong to the call."""
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._size = 0
+
+    def keep(self, account: str, dialect: str, answer: Any) -> None:
+        """Keep the proofs of a whole answer in its vendor's JSON."""
+        found = _READERS[dialect](answer) if dialect in _READERS else {}
+        for call_id, proof in found.items():
+            data = _encode(proof)
+            if len(data) <= ITEM_BYTES_MAX:
+                self._drop((account, call_id))
+                self._rows[account, call_id] = data
+                self._size += len(data)
+        while self._size > BYTES_MAX:
+            self._drop(next(iter(self._rows)))
+
+    def restore(self, account: str, dialect: str, request: dict[str, Any]) -> dict[str, Any]:
+        """Return a request with the proofs of its calls put back; those of other accounts stay away."""
+        if not self._rows or dialect not in _WRITERS:
+            return request
+        return _WRITERS[dialect](request, lambda call_id: self._find(account, call_id))
+
+    def _find(self, account: str, call_id: Any) -> Any:
+        key = (account, str(call_id))
+        data = self._rows.get(key)
+        if data is None:
+            return None
+        self._rows.move_to_end(key)
+        return msgspec.json.decode(data)
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        self._size -= len(self._rows.pop(key, b""))
+
+
+# What each vendor keeps where -----------------------------------------------------------------------------------------
+
+
+def _read_claude(answer: Any) -> dict[str, Any]:
+    blocks = [block for block in _items(answer, "content") if block.get("type") in ("thinking", "redacted_thinking")]
+    first = next((block for block in _items(answer, "content") if block.get("type") == "tool_use"), None)
+    return {} if first is None or not blocks else {str(first.get("id")): blocks}
+
+
+def _write_claude(request: dict[str, Any], find: Any) -> dict[str, Any]:
+    messages = []
+    for message in _items(request, "messages"):
+        content = message.get("content")
+        if message.get("role") == "assistant" and isinstance(content, list):
+            calls = (block.get("id") for block in content if _kind(block) == "tool_use")
+            proof = next(filter(None, map(find, calls)), None)
+            if proof is not None:
+                rest = [block for block in content if _kind(block) not in ("thinking", "redacted_thinking")]
+                message = {**message, "content": [*proof, *rest]}
+        messages.append(message)
+    return {**request, "messages": messages}
+
+
+def _read_gemini(answer: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for candidate in _items(answer, "candidates"):
+        for part in _items(candidate.get("content"), "parts"):
+            call = part.get("functionCall")
+            if isinstance(call, dict) and call.get("id") and part.get("thoughtSignature"):
+                found[str(call["id"])] = part["thoughtSignature"]
+    return found
+
+
+def _write_gemini(request: dict[str, Any], find: Any) -> dict[str, Any]:
+    def part_of(part: dict[str, Any]) -> dict[str, Any]:
+        call = part.get("functionCall")
+        proof = find(call.get("id")) if isinstance(call, dict) else None
+        return part if proof is None else {**part, "thoughtSignature": proof}
+
+    contents = [
+        {**content, "parts": [part_of(part) for part in _items(content, "parts")]}
+        for content in _items(request, "contents")
+    ]
+    return {**request, "contents": contents}
+
+
+def _read_codex(answer: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    waiting: list[Any] = []
+    for item in _items(answer, "output"):
+        if item.get("type") == "reasoning":
+            if item.get("encrypted_content"):
+                waiting.append(item)
+        elif item.get("call_id") and waiting:
+            found[str(item["call_id"])], waiting = waiting, []
+    return found
+
+
+def _write_codex(request: dict[str, Any], find: Any) -> dict[str, Any]:
+    items: list[Any] = []
+    given = request.get("input")
+    for item in given if isinstance(given, list) else ():
+        is_call = _kind(item) in ("function_call", "custom_tool_call")
+        proof = find(item.get("call_id")) if is_call else None
+        items += [*(proof or ()), item]
+    return {**request, "input": items} if items else request
+
+
+def _read_chat(answer: Any) -> dict[str, Any]:
+    for choice in _items(answer, "choices"):
+        message = choice.get("message") or {}
+        calls = _items(message, "tool_calls")
+        thinking = {name: message[name] for name in ("reasoning_content", "reasoning_details") if message.get(name)}
+        if calls and thinking:
+            return {str(calls[0].get("id")): thinking}
+    return {}
+
+
+def _write_chat(request: dict[str, Any], find: Any) -> dict[str, Any]:
+    messages = []
+    for message in _items(request, "messages"):
+        calls = (call.get("id") for call in _items(message, "tool_calls"))
+        proof = next(filter(None, map(find, calls)), None)
+        messages.append(message if proof is None else {**message, **proof})
+    return {**request, "messages": messages}
+
+
+_READERS: Final = {
+    "claude": _read_claude, "gemini": _read_gemini, "codex": _read_codex,
+    "openai": _read_chat, "kimi": _read_chat, "copilot": _read_chat,
+}  # fmt: skip
+_WRITERS: Final = {
+    "claude": _write_claude, "gemini": _write_gemini, "codex": _write_codex,
+    "openai": _write_chat, "kimi": _write_chat, "copilot": _write_chat,
+}  # fmt: skip
+
+
+def _items(value: Any, name: str) -> list[dict[str, Any]]:
+    found = value.get(name) if isinstance(value, dict) else None
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _kind(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else None

@@ -1,0 +1,126 @@
+"""Which services answer a model's name: the table `[gateway.models]`, or the vendors whose keys are set."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from backplane.config import BackendSettings, GatewaySettings, Settings
+from backplane.errors import ConfigError
+from backplane.gateway.fronts import ModelRow
+from backplane.upstream.cost import Price, read_price
+from backplane.upstream.endpoint import PROTOCOLS, Endpoint, endpoint_of
+from backplane.upstream.presets import HOST, PRESETS, VARIABLE, read_options, with_address
+from backplane.upstream.prices import facts_of, price_of
+
+USUAL: Final[Mapping[str, tuple[str, ...]]] = {
+    "anthropic": ("claude-*",),
+    "openai": ("gpt-*", "o1*", "o3*", "o4*", "codex-*", "chatgpt-*"),
+    "gemini": ("gemini-*", "gemma-*"),
+}
+"""Preset → names of its models: the table without a configuration, of the presets whose keys are set."""
+
+GLOB: Final = re.compile(r"[*?\[]")
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """One service that may answer, with the model to ask there."""
+
+    backend: str
+    endpoint: Endpoint
+    model: str
+
+    @property
+    def dialect(self) -> str:
+        """Dialect of the service's documents."""
+        return self.endpoint.dialect or PROTOCOLS[self.endpoint.protocol].dialect
+
+    @property
+    def price(self) -> Price | None:
+        """The model's price; None is unknown."""
+        if self.endpoint.prices is not None:
+            return read_price(self.endpoint.prices, f"backends.{self.backend}.options.prices")
+        return price_of(self.model) if self.endpoint.listed else None
+
+
+class Routes:
+    """The table of models.
+
+    Args:
+        environ: variables that hold the keys.
+
+    Raises:
+        ConfigError: `config_invalid`, a route names no service, or there is none at all; `backend_not_found`.
+    """
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
+        self._settings, self._environ = settings, environ
+        self._table = _table(settings.gateway, environ)
+        self._endpoints: dict[str, Endpoint] = {}
+        if not self._table:
+            raise ConfigError(
+                "config_invalid", "the gateway has no models",
+                hint='set ANTHROPIC_API_KEY, OPENAI_API_KEY or GEMINI_API_KEY, or write [gateway.models] with '
+                '"NAME" = "BACKEND/MODEL"',
+            )  # fmt: skip
+        for name, routes in self._table.items():
+            for one in routes:
+                self._endpoint(one.partition("/")[0], name)
+
+    def targets(self, model: str) -> tuple[Target, ...]:
+        """Return the services for a model's name, in the order in which they are asked; empty if there is none."""
+        routes = self._table.get(model)
+        if routes is None:
+            globs = (
+                found for glob, found in self._table.items() if GLOB.search(glob) and fnmatch.fnmatchcase(model, glob)
+            )
+            routes = next(globs, ())
+        return tuple(self._target(one, model) for one in routes)
+
+    def models(self) -> list[ModelRow]:
+        """Return the models that have a name of their own; a pattern has none."""
+        rows = []
+        for name, routes in self._table.items():
+            if not GLOB.search(name):
+                rows.append(ModelRow(name, facts_of(self._target(routes[0], name).model).context_tokens))
+        return rows
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Return all services of the table."""
+        return tuple(self._endpoints.values())
+
+    def _target(self, route: str, asked: str) -> Target:
+        backend, _, model = route.partition("/")
+        endpoint = self._endpoint(backend, asked)
+        return Target(backend=backend, endpoint=endpoint, model=model or endpoint.model or asked)
+
+    def _endpoint(self, backend: str, name: str) -> Endpoint:
+        if backend not in self._endpoints:
+            self._endpoints[backend] = self._read(backend, f"gateway.models.{name}")
+        return self._endpoints[backend]
+
+    def _read(self, backend: str, where: str) -> Endpoint:
+        found = self._settings.backends.get(backend)
+        if found is None and backend in PRESETS:
+            found = BackendSettings(host=HOST, options={"preset": backend})
+        if found is None or found.host != HOST:
+            fact = f'`{where}` names {backend!r}, which is no backend with host = "{HOST}"'
+            near = [name for name, one in self._settings.backends.items() if one.host == HOST]
+            raise ConfigError(
+                "backend_not_found", fact, hint=f"there are {', '.join((*near, *PRESETS))}; write BACKEND/MODEL"
+            )
+        own = {name: VARIABLE.sub(lambda at: self._environ.get(at[1], ""), one) for name, one in found.env.items()}
+        variables = {**self._environ, **own}
+        options: Mapping[str, Any] = with_address(found.options, variables)
+        return endpoint_of(read_options(options, f"backends.{backend}.options"), variables)
+
+
+def _table(settings: GatewaySettings, environ: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    if settings.models:
+        return {name: (one,) if isinstance(one, str) else one for name, one in settings.models.items()}
+    ready = [name for name in USUAL if environ.get(PRESETS[name].key_env or "")]
+    return {glob: (name,) for name in ready for glob in USUAL[name]}
