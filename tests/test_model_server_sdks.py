@@ -65,7 +65,7 @@ def hear_chat(server: ModelServer, stream: bool, retries: int = 0) -> Heard:
     calls = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
     return Heard(
         (message.content or "") + (message.refusal or ""), reasoning, calls, usage.prompt_tokens,
-        usage.completion_tokens, usage.prompt_tokens_details.cached_tokens, answer.choices[0].finish_reason,
+        usage.completion_tokens, getattr(usage.prompt_tokens_details, "cached_tokens", 0) or 0, answer.choices[0].finish_reason,
     )  # fmt: skip
 
 
@@ -109,9 +109,10 @@ def hear_messages(server: ModelServer, stream: bool, retries: int = 0) -> Heard:
         else:
             texts[block.type] += getattr(block, block.type)
     usage = answer.usage
-    sent = usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
+    read, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+    sent = usage.input_tokens + read + written
     return Heard(
-        texts["text"], texts["thinking"], calls, sent, usage.output_tokens, usage.cache_read_input_tokens,
+        texts["text"], texts["thinking"], calls, sent, usage.output_tokens, read,
         answer.stop_reason,
     )  # fmt: skip
 

@@ -1,0 +1,67 @@
+"""A gateway in a thread, in front of scripted model servers."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from anyio.from_thread import start_blocking_portal
+
+from backplane.config import BackendSettings, GatewaySettings, Settings
+from backplane.gateway import open_gateway
+from backplane.gateway.journal import Ended, lines_of
+from backplane.testing import PROTOCOLS, ModelServer, ProtocolName
+
+KEY = "dummy"
+
+
+class Gate:
+    """Where a running gateway can be asked, with the names that a `ModelServer` has."""
+
+    def __init__(self, port: int, home: Path) -> None:
+        self.port, self.home = port, home
+        self.url = f"http://127.0.0.1:{port}"
+
+    def base_url(self, protocol: ProtocolName) -> str:
+        return self.url + ("/v1beta" if protocol == "gemini_ai_studio" else "/v1")
+
+    @property
+    def ends(self) -> list[Ended]:
+        """The ends of exchanges in the record, in order."""
+        files = sorted((self.home / "gateway").glob("*.jsonl"))
+        return [line for path in files for line in lines_of(path) if isinstance(line, Ended)]
+
+
+def backend(server: ModelServer, protocol: ProtocolName, **options: Any) -> BackendSettings:
+    """A backend of host `api` that asks a scripted server."""
+    found = {"protocol": protocol, "base_url": server.base_url(protocol), "timeout_s": 10, **options}
+    return BackendSettings(host="api", options=found)
+
+
+def all_of(server: ModelServer) -> dict[str, BackendSettings]:
+    """A backend for each protocol, by its name."""
+    return {protocol: backend(server, protocol) for protocol in PROTOCOLS}
+
+
+@contextmanager
+def gateway(
+    backends: Mapping[str, BackendSettings], models: Mapping[str, Any], home: Path | None = None, *,
+    key: str | None = KEY, **settings: Any,
+) -> Iterator[Gate]:  # fmt: skip
+    """Run a gateway until the block ends.
+
+    Args:
+        settings: further members of `[gateway]`.
+    """
+    with tempfile.TemporaryDirectory() as folder, start_blocking_portal() as portal:
+        place = home or Path(folder)
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setblocking(False)
+        whole = Settings(backends=dict(backends), gateway=GatewaySettings(models=dict(models), **settings))
+        opened = open_gateway(whole, {}, place, listener, only_key=key)
+        with listener, portal.wrap_async_context_manager(opened) as one:
+            yield Gate(one.port, place)
