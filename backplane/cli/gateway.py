@@ -3,59 +3,103 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
+from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 
 from backplane import config
 from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.command import Args, Parser, load_settings
+from backplane.cli.command import Args, Parser, load_settings, wrong_words
 from backplane.errors import ConfigError
+from backplane.gateway.programs import PROGRAMS
+
+if TYPE_CHECKING:
+    from backplane.gateway import Gateway
 
 HELP = """Serve the interfaces of OpenAI (Chat and Responses), Anthropic and Gemini on 127.0.0.1, and answer each
 model by the service that `[gateway.models]` names, whatever protocol it speaks. Ctrl-C ends the server."""
-EXAMPLE = "backplane gateway\nbackplane gateway --port 4180\nbackplane gateway --new-key ci"
+EXAMPLE = "backplane gateway\nbackplane gateway --for claude -- claude -p 'say hello'\nbackplane gateway --new-key ci"
+CLIENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def options(p: Parser) -> None:
-    add.value(
-        p, "--port", metavar="N", type=int, help="port on 127.0.0.1 (default: `port` of [gateway]; 0: any free port)"
-    )
+    port = "port on 127.0.0.1, 0 for any free one (default: `port` of [gateway]; with --for any free one)"
+    add.value(p, "--port", metavar="N", type=int, help=port)
+    start = "start COMMAND so that it asks the gateway, and end with it"
+    add.value(p, "--for", dest="program", choices=sorted(PROGRAMS), help=start)
     add.value(p, "--new-key", metavar="NAME", help="print a new key and the lines of the configuration for it, and end")
     add.config(p)
+    p.add_argument("command", nargs="*", metavar="COMMAND", help="with --for: program and arguments, after --")
 
 
 def run(args: Args) -> int:
-    from backplane.gateway.clients import digest, new_key  # The other commands do not need it.
+    from backplane.gateway.clients import digest, new_key
 
     if args.new_key is not None:
+        if not CLIENT.fullmatch(args.new_key):
+            raise wrong_words(f"--new-key {args.new_key[:80]!r} is no name", "use letters, digits, '.', '_' and '-'")
         key = new_key()
-        streams.write(f'{key}\n\n[gateway.clients.{args.new_key}]\nkey_sha256 = "{digest(key)}"\n')
+        streams.write(f'{key}\n\n[gateway.clients."{args.new_key}"]\nkey_sha256 = "{digest(key)}"\n')
         return 0
-    environ = dict(os.environ)
+    if bool(args.command) != (args.program is not None):
+        raise wrong_words("--for and a COMMAND belong together", "as in `--for claude -- claude -p 'say hello'`")
     settings = load_settings(args)
-    port = settings.gateway.port if args.port is None else args.port
-    only_key = None if settings.gateway.clients else new_key()
+    port = args.port if args.port is not None else 0 if args.program else settings.gateway.port
+    with _listen(port) as listener:
+        return anyio.run(_serve, settings, listener, args)
+
+
+def _listen(port: int) -> socket.socket:
     try:
         listener = socket.create_server(("127.0.0.1", port))
     except (OSError, OverflowError) as error:
         fact = f"cannot listen on port {port} of 127.0.0.1: {getattr(error, 'strerror', None) or error}"
         raise ConfigError("config_invalid", fact, hint="choose another port, or --port 0 for any free port") from error
-    with listener:
-        listener.setblocking(False)
-        anyio.run(_serve, settings, environ, listener, only_key)
+    listener.setblocking(False)
+    return listener
+
+
+async def _serve(settings: config.Settings, listener: socket.socket, args: Args) -> int:
+    from backplane.gateway import open_gateway
+    from backplane.gateway.clients import new_key
+
+    environ = dict(os.environ)
+    needs_key = args.program is not None or not settings.gateway.clients
+    key = new_key() if needs_key else None
+    async with open_gateway(settings, environ, config.home(environ), listener, only_key=key) as gateway:
+        if key is not None and args.program is not None:
+            return await _run_program(gateway, key, args, environ)
+        streams.write(f"{gateway.url}\n" + (f"key {key}\n" if key is not None else ""))
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                return 0
     return 0
 
 
-async def _serve(settings: config.Settings, environ: dict[str, str], listener: socket.socket, key: str | None) -> None:
-    from backplane.gateway import open_gateway
+async def _run_program(gateway: Gateway, key: str, args: Args, environ: dict[str, str]) -> int:
+    """Run the program until it ends; return its exit code."""
+    from backplane.process.launch import StartCommand
+    from backplane.process.spawn import spawn_foreground
 
-    async with open_gateway(settings, environ, config.home(environ), listener, only_key=key) as gateway:
-        streams.write(f"http://127.0.0.1:{gateway.port}\n")
-        if key is not None:
-            streams.write(f"key {key}\n")
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
-                return
+    pointed = PROGRAMS[args.program](gateway.url, key, [row.name for row in gateway.routes.models()])
+    env = {name: value for name, value in environ.items() if name not in pointed.without} | pointed.env
+    first, *rest = args.command
+    command = StartCommand(argv=(first, *pointed.arguments, *rest), env=env, cwd=str(streams.folder()))
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        program = spawn_foreground(command)
+        async with anyio.create_task_group() as tasks:
+
+            async def pass_signals() -> None:
+                async for number in signals:
+                    if number == signal.SIGTERM:  # The terminal sends SIGINT to the program, too.
+                        program.send_signal(number)
+
+            tasks.start_soon(pass_signals)
+            code = await anyio.to_thread.run_sync(program.wait)
+            tasks.cancel_scope.cancel()
+    return code if code >= 0 else 128 - code

@@ -132,7 +132,8 @@ class Clients:
     """All clients, found by their keys.
 
     Args:
-        settings: clients by name; without one, `only_key` is the key of the only client.
+        settings: clients by name.
+        only_key: the key of one more client, made for this start.
         spent: client → cost of this month so far, in millionths of a dollar.
     """
 
@@ -140,7 +141,7 @@ class Clients:
         self, settings: Mapping[str, GatewayClientSettings], spent: Mapping[str, int], only_key: str | None = None
     ) -> None:
         rows = dict(settings)
-        if not rows and only_key is not None:
+        if only_key is not None:
             rows[ONLY] = GatewayClientSettings(key_sha256=digest(only_key))
         self._rows = [(one.key_sha256.lower(), Client(name, one, spent.get(name, 0))) for name, one in rows.items()]
 

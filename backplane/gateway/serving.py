@@ -149,6 +149,7 @@ class Gateway:
     ) -> None:  # fmt: skip
         self.routes = Routes(settings, environ)
         self.port = port
+        self.url = f"http://127.0.0.1:{port}"
         self._is_strict = settings.gateway.losses == "fail"
         self._clients = Clients(settings.gateway.clients, journal.spent, only_key)
         self._journal, self._services, self._proofs = journal, services, Proofs()

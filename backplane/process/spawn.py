@@ -54,6 +54,18 @@ def spawn(
         raise spawn_failed(named, fault) from fault
 
 
+def spawn_foreground(command: StartCommand) -> subprocess.Popen[bytes]:
+    """Start a program on this terminal, in our process group, so that Ctrl-C reaches it.
+
+    Raises:
+        BackendError: `sidecar_spawn_failed`, with the errno's name.
+    """
+    try:
+        return subprocess.Popen(command.argv, env=command.env, cwd=command.cwd)
+    except (OSError, ValueError) as fault:
+        raise spawn_failed(command, fault) from fault
+
+
 def spawn_guard(line: int, command: StartCommand, stdio: Stdio, cage: Cage) -> subprocess.Popen[bytes]:
     """Start a guard, which starts the command.
 
