@@ -111,6 +111,7 @@ ROOMS = {
         "sandbox.credentials scale scale.serve schemas serve telemetry tools upstream upstream.cost upstream.presets "
         "view view.load web workspace"
     ),
+    "cli.gateway": "errors cli config gateway process",
     "__main__": "cli",
 }
 """Room → the rooms that it may import. A module with a row of its own is a smaller room: pure, or a table."""
@@ -196,14 +197,16 @@ STARTING_CALLS = {
     "run_process",
 }
 
-PRINTS = {"cli", "schemas", "host", "scale.commands"}
+PRINTS = {"cli", "cli.gateway", "schemas", "host", "scale.commands"}
 """The kit writes a host's own bug to its stderr, as a traceback would be; its stdout belongs to the protocol."""
 VENDORS = ("claude", "codex", "gemini", "copilot", "kimi", "openai", "anthropic")
 NAMES_VENDORS = {
     "agents",
     "agents.rows",
+    "cli.gateway",
     "config",
     "dialects",
+    "gateway",
     "hosts",
     "sandbox.credentials",
     "testing",
@@ -231,7 +234,18 @@ LATE = {
 }
 """Functions with an import of their own: what it loads takes longer than a start, and few runs want it."""
 LATE_ROOMS = {
-    *("__init__", "__main__", "cli", "config", "contract", "dialects", "process", "process.guard", "receipts"),
+    *(
+        "__init__",
+        "__main__",
+        "cli",
+        "cli.gateway",
+        "config",
+        "contract",
+        "dialects",
+        "process",
+        "process.guard",
+        "receipts",
+    ),
     *("runtime", "sandbox"),
 }
 """Rooms in which functions may import, or still do."""
@@ -244,7 +258,8 @@ FLOATS_OF_THE_CONTRACT = {
 }
 """The floats that `abp/v0.1` has on the wire. We add none to anything that is hashed."""
 SETTINGS = {"process", "config", "host", "runtime", "sandbox", "upstream", "conform", "upstream.presets"}
-"""Rooms whose structs also hold settings that are never hashed; a time in seconds (`…_s`) may be a float there."""
+"""Rooms whose structs also hold settings that are never hashed; a time (`…_s`) or an amount of money (`…_usd`) may be a
+float there."""
 
 MUTABLE_MAKERS = {"list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict"}
 
@@ -502,8 +517,8 @@ def test_no_struct_has_a_float_of_our_own() -> None:
     for module in modules():
         for field, name in struct_fields(module):
             types = {node.id for node in ast.walk(field.annotation) if isinstance(node, ast.Name)}
-            is_time_setting = module.room in SETTINGS and name.endswith("_s")
-            if "float" in types and name not in FLOATS_OF_THE_CONTRACT and not is_time_setting:
+            is_setting = module.room in SETTINGS and name.endswith(("_s", "_usd"))
+            if "float" in types and name not in FLOATS_OF_THE_CONTRACT and not is_setting:
                 wrong.append(f"{module.at(field)}: {name}")
     check_none("a float; use an integer with its unit in the name (or see FLOATS_OF_THE_CONTRACT, SETTINGS):", wrong)
 

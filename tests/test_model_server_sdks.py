@@ -63,9 +63,10 @@ def hear_chat(server: ModelServer, stream: bool, retries: int = 0) -> Heard:
             reasoning = (answer.choices[0].message.model_extra or {}).get("reasoning_content") or ""
     message, usage = answer.choices[0].message, answer.usage
     calls = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
+    cached = getattr(usage.prompt_tokens_details, "cached_tokens", None) or 0
     return Heard(
         (message.content or "") + (message.refusal or ""), reasoning, calls, usage.prompt_tokens,
-        usage.completion_tokens, getattr(usage.prompt_tokens_details, "cached_tokens", 0) or 0, answer.choices[0].finish_reason,
+        usage.completion_tokens, cached, answer.choices[0].finish_reason,
     )  # fmt: skip
 
 

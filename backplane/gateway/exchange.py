@@ -27,7 +27,7 @@ from backplane.dialects.pairing import paired
 from backplane.errors import BackplaneError, TranslationError
 from backplane.gateway.fronts import ClientCall, stream_of
 from backplane.gateway.proofs import Proofs
-from backplane.gateway.routes import Target
+from backplane.gateway.routes import ModelTarget
 from backplane.gateway.service import RefusedAnswer, Services
 from backplane.upstream.arguments import sendable
 from backplane.upstream.endpoint import PROTOCOLS, address, body_of, headers_of
@@ -56,7 +56,7 @@ _encode: Final = msgspec.json.Encoder().encode
 Headers = list[tuple[str, str]]
 
 
-class Reply(Protocol):
+class ReplySink(Protocol):
     """The way back to the client."""
 
     has_content: bool
@@ -67,10 +67,10 @@ class Reply(Protocol):
     async def whole(self, status: int, headers: Headers, body: bytes) -> None: ...
 
 
-class Report(msgspec.Struct, kw_only=True):
+class ExchangeReport(msgspec.Struct, kw_only=True):
     """What an exchange came to."""
 
-    target: Target | None = None
+    target: ModelTarget | None = None
     tried: tuple[str, ...] = ()
     tokens: TokenCounts | None = None
     losses: tuple[Loss, ...] = ()
@@ -101,13 +101,13 @@ class Exchange:
     ) -> None:  # fmt: skip
         self.call, self.document, self.body = call, document, body
         self.stream = stream_of(call, document)
-        self.report = Report()
+        self.report = ExchangeReport()
         self._headers = {
             name: value for name, value in headers.items() if name.startswith(call.front.own_headers or ("\0",))
         }
         self._services, self._proofs, self._is_strict = services, proofs, is_strict
 
-    async def run(self, targets: Sequence[Target], reply: Reply) -> None:
+    async def run(self, targets: Sequence[ModelTarget], reply: ReplySink) -> None:
         """Ask the services in order until one answers.
 
         Raises:
@@ -128,7 +128,7 @@ class Exchange:
                     raise
                 self.report.tried += (f"{target.backend}: {error.failure.code}",)
 
-    async def _ask(self, target: Target, reply: Reply) -> None:
+    async def _ask(self, target: ModelTarget, reply: ReplySink) -> None:
         """Ask one service; leave out what it refuses if we had added it, or if it is a rung of its ladder."""
         is_own = target.dialect == self.call.front.dialect
         request, losses = (self._own(target), ()) if is_own else self._translated(target)
@@ -146,7 +146,7 @@ class Exchange:
                     raise
                 request, taken, losses = step.request, (*taken, step.rung), (*losses, *step.losses)
 
-    def _own(self, target: Target) -> dict[str, Any]:
+    def _own(self, target: ModelTarget) -> dict[str, Any]:
         """Return the request for a service of the same dialect: the document itself if nothing has to change."""
         request = self.document
         if "model" in request and request["model"] != target.model:
@@ -157,14 +157,14 @@ class Exchange:
             request = {**request, "stream_options": {**options, "include_usage": True}}
         return request
 
-    def _asks_usage(self, target: Target) -> bool:
+    def _asks_usage(self, target: ModelTarget) -> bool:
         """Return True if a stream has its counters only because we ask for them."""
         if not self.stream or target.endpoint.protocol != "openai_compatible" or self.call.front.name != "chat":
             return False
         options = self.document.get("stream_options")
         return not (isinstance(options, dict) and options.get("include_usage"))
 
-    def _translated(self, target: Target) -> tuple[dict[str, Any], tuple[Loss, ...]]:
+    def _translated(self, target: ModelTarget) -> tuple[dict[str, Any], tuple[Loss, ...]]:
         """Write the request in the dialect of a service, and name what that loses.
 
         Raises:
@@ -189,7 +189,7 @@ class Exchange:
         return self._proofs.restore(account(target), target.dialect, request), losses
 
     async def _once(
-        self, target: Target, request: dict[str, Any], losses: tuple[Loss, ...], reply: Reply, *, is_own: bool
+        self, target: ModelTarget, request: dict[str, Any], losses: tuple[Loss, ...], reply: ReplySink, *, is_own: bool
     ) -> None:
         endpoint = target.endpoint
         url = address(endpoint, target.model, stream=self.stream)
@@ -214,7 +214,7 @@ class Exchange:
         if isinstance(reader, Translating) and reader.answer is not None:
             self._proofs.keep(account(target), target.dialect, reader.answer)
 
-    async def _read(self, reader: Passing | Translating, response: httpx.Response, reply: Reply) -> None:
+    async def _read(self, reader: Passing | Translating, response: httpx.Response, reply: ReplySink) -> None:
         """Hand an answer on, from its first content; before that, a failure leaves room for the next service.
 
         Raises:
@@ -242,14 +242,14 @@ class Exchange:
         else:
             await reply.whole(200, head, b"".join(held))
 
-    async def _hand_on(self, held: list[bytes], head: Headers, reply: Reply) -> list[bytes]:
+    async def _hand_on(self, held: list[bytes], head: Headers, reply: ReplySink) -> list[bytes]:
         """Send what is held; return the empty rest."""
         if held:
             await reply.begin(200, head)
             await reply.piece(b"".join(held))
         return []
 
-    def _check(self, reader: Passing | Translating, reply: Reply) -> None:
+    def _check(self, reader: Passing | Translating, reply: ReplySink) -> None:
         """Note a failure inside the stream. Raises UpstreamError before the first content."""
         if reader.failure is None:
             return
@@ -268,7 +268,7 @@ def check_members(document: Mapping[str, Any]) -> None:
         )
 
 
-def account(target: Target) -> str:
+def account(target: ModelTarget) -> str:
     """Return what proofs are bound to: a service and the key that asks it."""
     return f"{target.endpoint.base_url} {hash(target.endpoint.key)}"
 
@@ -280,7 +280,7 @@ def with_query(url: str, query: str) -> str:
     return f"{url}{'&' if '?' in url else '?'}beta=true"
 
 
-class _Reader:
+class AnswerReader:
     """Reads a service's answer.
 
     Attributes:
@@ -289,7 +289,7 @@ class _Reader:
         tokens: the counters; None is unknown.
     """
 
-    def __init__(self, target: Target, response: httpx.Response) -> None:
+    def __init__(self, target: ModelTarget, response: httpx.Response) -> None:
         self.secret = target.endpoint.key
         self.framing = framing.Detecting(is_named=target.dialect == "copilot")
         self.has_content = False
@@ -319,14 +319,14 @@ class _Reader:
                 self.has_content = True
 
 
-class Passing(_Reader):
+class Passing(AnswerReader):
     """Hands the bytes of an answer on, and reads its counters.
 
     Args:
         hides_usage: leave out the counters that only we asked for.
     """
 
-    def __init__(self, target: Target, response: httpx.Response, *, hides_usage: bool) -> None:
+    def __init__(self, target: ModelTarget, response: httpx.Response, *, hides_usage: bool) -> None:
         super().__init__(target, response)
         self.headers = allowed(response.headers)
         self._reader: Any = dialect(target.dialect).StreamReader()
@@ -377,14 +377,14 @@ class Passing(_Reader):
         return out
 
 
-class Translating(_Reader):
+class Translating(AnswerReader):
     """Translates an answer.
 
     Args:
         stream: write pieces; else the whole answer at its end.
     """
 
-    def __init__(self, target: Target, response: httpx.Response, call: ClientCall, *, stream: bool) -> None:
+    def __init__(self, target: ModelTarget, response: httpx.Response, call: ClientCall, *, stream: bool) -> None:
         super().__init__(target, response)
         self._call, self._stream = call, stream
         self._source, self._target = dialect(target.dialect), dialect(call.front.dialect)

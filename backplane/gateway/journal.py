@@ -26,7 +26,7 @@ Outcome = Literal["complete", "failed", "refused", "left", "interrupted"]
 """`left`: the client went away. `interrupted`: the gateway ended before the exchange did."""
 
 
-class Begun(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="begin"):
+class ExchangeBegin(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="begin"):
     """The line of an exchange that has begun."""
 
     id: str
@@ -40,7 +40,7 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="begin
     """The most that it can cost, in millionths of a dollar; 0 without a budget."""
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="end"):
+class ExchangeEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="end"):
     """The line of an exchange that has ended."""
 
     id: str
@@ -67,7 +67,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="end")
     error: str | None = None
 
 
-Line = Begun | Ended
+Line = ExchangeBegin | ExchangeEnd
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(Line).decode
 
@@ -82,7 +82,7 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
-class Journal:
+class ExchangeJournal:
     """The file of one start, locked while the gateway runs.
 
     Attributes:
@@ -153,12 +153,12 @@ def _take_over(folder: Path) -> tuple[dict[str, int], int]:
     return spent, interrupted
 
 
-def _read(path: Path, month: str) -> tuple[dict[str, Begun], dict[str, int]]:
+def _read(path: Path, month: str) -> tuple[dict[str, ExchangeBegin], dict[str, int]]:
     """Return the open exchanges of a file, and what each client was charged in a month."""
-    open_now: dict[str, Begun] = {}
+    open_now: dict[str, ExchangeBegin] = {}
     charged: dict[str, int] = {}
     for line in lines_of(path):
-        if isinstance(line, Begun):
+        if isinstance(line, ExchangeBegin):
             open_now[line.id] = line
             continue
         open_now.pop(line.id, None)
@@ -167,7 +167,7 @@ def _read(path: Path, month: str) -> tuple[dict[str, Begun], dict[str, int]]:
     return open_now, charged
 
 
-def _close(path: Path, open_now: dict[str, Begun]) -> int:
+def _close(path: Path, open_now: dict[str, ExchangeBegin]) -> int:
     """Write an end for each open exchange, unless the file's start still runs; return their number."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
@@ -176,7 +176,7 @@ def _close(path: Path, open_now: dict[str, Begun]) -> int:
         except BlockingIOError:
             return 0
         for line in open_now.values():
-            _append(fd, Ended(id=line.id, at=now(), client=line.client, end="interrupted", charged=line.reserved))
+            _append(fd, ExchangeEnd(id=line.id, at=now(), client=line.client, end="interrupted", charged=line.reserved))
         return len(open_now)
     finally:
         os.close(fd)

@@ -27,7 +27,7 @@ USUAL: Final[Mapping[str, tuple[str, ...]]] = {
 GLOB: Final = re.compile(r"[*?\[]")
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class ModelTarget(msgspec.Struct, frozen=True, kw_only=True):
     """One service that may answer, with the model to ask there."""
 
     backend: str
@@ -47,7 +47,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return price_of(self.model) if self.endpoint.listed else None
 
 
-class Routes:
+class ModelRoutes:
     """The table of models.
 
     Args:
@@ -71,7 +71,7 @@ class Routes:
             for one in routes:
                 self._endpoint(one.partition("/")[0], name)
 
-    def targets(self, model: str) -> tuple[Target, ...]:
+    def targets(self, model: str) -> tuple[ModelTarget, ...]:
         """Return the services for a model's name, in the order in which they are asked; empty if there is none."""
         routes = self._table.get(model)
         if routes is None:
@@ -93,10 +93,10 @@ class Routes:
         """Return all services of the table."""
         return tuple(self._endpoints.values())
 
-    def _target(self, route: str, asked: str) -> Target:
+    def _target(self, route: str, asked: str) -> ModelTarget:
         backend, _, model = route.partition("/")
         endpoint = self._endpoint(backend, asked)
-        return Target(backend=backend, endpoint=endpoint, model=model or endpoint.model or asked)
+        return ModelTarget(backend=backend, endpoint=endpoint, model=model or endpoint.model or asked)
 
     def _endpoint(self, backend: str, name: str) -> Endpoint:
         if backend not in self._endpoints:

@@ -22,9 +22,9 @@ from backplane.gateway import fronts
 from backplane.gateway.clients import Client, Clients, TooMany
 from backplane.gateway.exchange import Exchange, Headers, allowed
 from backplane.gateway.fronts import ClientCall, Front, NoSuchPath
-from backplane.gateway.journal import Begun, Ended, Journal, Outcome, new_id, now
+from backplane.gateway.journal import ExchangeBegin, ExchangeEnd, ExchangeJournal, Outcome, new_id, now
 from backplane.gateway.proofs import Proofs
-from backplane.gateway.routes import Routes, Target
+from backplane.gateway.routes import ModelRoutes, ModelTarget
 from backplane.gateway.service import RefusedAnswer, Services
 from backplane.process.aio import beside, visited
 from backplane.sandbox.http import CONNECTIONS_MAX, HttpClient
@@ -144,10 +144,10 @@ class Gateway:
     """
 
     def __init__(
-        self, settings: Settings, environ: Mapping[str, str], journal: Journal, services: Services, *,
+        self, settings: Settings, environ: Mapping[str, str], journal: ExchangeJournal, services: Services, *,
         port: int, only_key: str | None = None,
     ) -> None:  # fmt: skip
-        self.routes = Routes(settings, environ)
+        self.routes = ModelRoutes(settings, environ)
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._is_strict = settings.gateway.losses == "fail"
@@ -269,7 +269,9 @@ class Gateway:
             raise BackendError("backend_model_not_found", f"no model {name[:200]!r} here")
         await reply.whole(200, [], _encode(call.front.model(row)))
 
-    def _targets(self, call: ClientCall, user: Client, document: Mapping[str, Any]) -> tuple[str, tuple[Target, ...]]:
+    def _targets(
+        self, call: ClientCall, user: Client, document: Mapping[str, Any]
+    ) -> tuple[str, tuple[ModelTarget, ...]]:
         """Return the model that is asked and its services. Raises BackplaneError."""
         model = call.model if call.model is not None else document.get("model")
         if not isinstance(model, str) or not model:
@@ -302,7 +304,7 @@ class Gateway:
             finally:
                 self._open -= 1
 
-    def _reserve(self, user: Client, targets: tuple[Target, ...], document: Mapping[str, Any], size: int) -> int:
+    def _reserve(self, user: Client, targets: tuple[ModelTarget, ...], document: Mapping[str, Any], size: int) -> int:
         """Reserve the dearest of the services. Raises PolicyError."""
         if user.budget is None:
             return 0
@@ -315,8 +317,8 @@ class Gateway:
         return user.reserve(targets[0].price if at_most is not None else None, at_most, targets[0].model)
 
     async def _run(
-        self, client: HttpClient, end: socket.socket, work: Exchange, targets: tuple[Target, ...], reply: ClientReply,
-        entry: _Entry,
+        self, client: HttpClient, end: socket.socket, work: Exchange, targets: tuple[ModelTarget, ...],
+        reply: ClientReply, entry: _Entry,
     ) -> None:  # fmt: skip
         """Answer, and stop the service if the client goes away; write the end in any case."""
         error: BackplaneError | None = None
@@ -350,14 +352,14 @@ class Gateway:
 class _Entry:
     """The record of one exchange, and what its client's budget is charged."""
 
-    def __init__(self, journal: Journal, user: Client, id: str, reserved: int) -> None:
+    def __init__(self, journal: ExchangeJournal, user: Client, id: str, reserved: int) -> None:
         self._journal, self._user, self._id, self._reserved = journal, user, id, reserved
         self._began = time.monotonic()
 
     def begin(self, front: str, model: str, stream: bool) -> None:
         """Write the first line. Raises StoreError, and gives the reservation back."""
         try:
-            self._journal.write(Begun(
+            self._journal.write(ExchangeBegin(
                 id=self._id, at=now(), client=self._user.name, front=front, model=model[:200], stream=stream,
                 reserved=self._reserved,
             ))  # fmt: skip
@@ -381,7 +383,7 @@ class _Entry:
             tokens = {name: count for name, count in counts.items() if count is not None}
         words = error.message if error is not None else report.failure
         with suppress(BackplaneError):  # A full disk: the next start closes the entry.
-            self._journal.write(Ended(
+            self._journal.write(ExchangeEnd(
                 id=self._id, at=now(), client=self._user.name, end=_outcome(error, report.failure, is_left),
                 status=reply.status, backend=None if target is None else target.backend,
                 model=None if target is None else target.model, tried=report.tried, tokens=tokens, cost=cost,
@@ -528,8 +530,8 @@ async def open_gateway(
         ConfigError: `config_invalid`, a route is wrong or there is none.
         StoreError: `receipt_store_failed`, the record cannot be written.
     """
-    Routes(settings, environ)  # A wrong table is named before a record is begun.
-    journal = Journal(home)
+    ModelRoutes(settings, environ)  # A wrong table is named before a record is begun.
+    journal = ExchangeJournal(home)
     try:
         async with Services() as services:
             gateway = Gateway(settings, environ, journal, services, port=listener.getsockname()[1], only_key=only_key)

@@ -13,7 +13,7 @@ from anyio.from_thread import start_blocking_portal
 
 from backplane.config import BackendSettings, GatewaySettings, Settings
 from backplane.gateway import open_gateway
-from backplane.gateway.journal import Ended, lines_of
+from backplane.gateway.journal import ExchangeEnd, lines_of
 from backplane.testing import PROTOCOLS, ModelServer, ProtocolName
 
 KEY = "dummy"
@@ -30,10 +30,10 @@ class Gate:
         return self.url + ("/v1beta" if protocol == "gemini_ai_studio" else "/v1")
 
     @property
-    def ends(self) -> list[Ended]:
+    def ends(self) -> list[ExchangeEnd]:
         """The ends of exchanges in the record, in order."""
         files = sorted((self.home / "gateway").glob("*.jsonl"))
-        return [line for path in files for line in lines_of(path) if isinstance(line, Ended)]
+        return [line for path in files for line in lines_of(path) if isinstance(line, ExchangeEnd)]
 
 
 def backend(server: ModelServer, protocol: ProtocolName, **options: Any) -> BackendSettings:
