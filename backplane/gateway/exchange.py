@@ -133,17 +133,19 @@ class Exchange:
         is_own = target.dialect == self.call.front.dialect
         request, losses = (self._own(target), ()) if is_own else self._translated(target)
         taken: tuple[str, ...] = ()
+        first: UpstreamError | None = None
         while True:
             try:
                 await self._once(target, request, losses, reply, is_own=is_own)
                 return
             except UpstreamError as error:
-                step = None
+                first, step = first or error, None
                 if not reply.has_content and (not is_own or request is not self.document):
                     protocol = target.endpoint.protocol
                     step = next_step(protocol, request, error.failure, taken, tries_max=1)
                 if step is None or step.rung is None:
-                    raise
+                    # The first refusal is about the whole request, so it says more than one about the rest.
+                    raise (first if first.code == error.code else error) from None
                 request, taken, losses = step.request, (*taken, step.rung), (*losses, *step.losses)
 
     def _own(self, target: ModelTarget) -> dict[str, Any]:
@@ -412,6 +414,9 @@ class Translating(AnswerReader):
         self.tokens = total.usage or (total.whole.usage if total.whole is not None else None) or self.tokens
 
     def finish(self) -> list[bytes]:
+        if self.failure is not None:  # Nothing follows a failure: an end behind it would look like a whole answer.
+            self.losses = self._translation.losses
+            return []
         chunks = [chunk for document in self.framing.finish() for chunk in self._fed(document)]
         chunks += self._translation.finish(done=self.framing.is_done)
         self._watch()

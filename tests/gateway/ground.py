@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +14,12 @@ from anyio.from_thread import start_blocking_portal
 
 from backplane.config import BackendSettings, GatewaySettings, Settings
 from backplane.gateway import open_gateway
-from backplane.gateway.journal import ExchangeEnd, lines_of
+from backplane.gateway.journal import ExchangeEnd, Line, lines_of
 from backplane.testing import PROTOCOLS, ModelServer, ProtocolName
 
 KEY = "dummy"
+WAIT_S = 5.0
+POLL_S = 0.01
 
 
 class Gate:
@@ -30,10 +33,20 @@ class Gate:
         return self.url + ("/v1beta" if protocol == "gemini_ai_studio" else "/v1")
 
     @property
-    def ends(self) -> list[ExchangeEnd]:
-        """The ends of exchanges in the record, in order."""
+    def lines(self) -> list[Line]:
+        """The record, in order."""
         files = sorted((self.home / "gateway").glob("*.jsonl"))
-        return [line for path in files for line in lines_of(path) if isinstance(line, ExchangeEnd)]
+        return [line for path in files for line in lines_of(path)]
+
+    @property
+    def ends(self) -> list[ExchangeEnd]:
+        """The ends of all exchanges that have begun; a client may have its answer before the line is written."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            ends = [line for line in self.lines if isinstance(line, ExchangeEnd)]
+            if 2 * len(ends) == len(self.lines) or time.monotonic() > deadline:
+                return ends
+            time.sleep(POLL_S)
 
 
 def backend(server: ModelServer, protocol: ProtocolName, **options: Any) -> BackendSettings:
