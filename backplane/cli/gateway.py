@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import anyio
@@ -71,17 +72,18 @@ async def _serve(settings: config.Settings, listener: socket.socket, args: Args)
     environ = dict(os.environ)
     needs_key = args.program is not None or not settings.gateway.clients
     key = new_key() if needs_key else None
-    async with open_gateway(settings, environ, config.home(environ), listener, only_key=key) as gateway:
-        if key is not None and args.program is not None:
-            return await _run_program(gateway, key, args, environ)
-        streams.write(f"{gateway.url}\n" + (f"key {key}\n" if key is not None else ""))
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
-                return 0
-    return 0
+    home = config.home(environ)
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with open_gateway(settings, environ, home, listener, only_key=key) as gateway:
+            if key is not None and args.program is not None:
+                return await _run_program(gateway, key, args, environ, signals)
+            streams.write(f"{gateway.url}\n" + (f"key {key}\n" if key is not None else ""))
+            return 128 + await anext(signals)
 
 
-async def _run_program(gateway: Gateway, key: str, args: Args, environ: dict[str, str]) -> int:
+async def _run_program(
+    gateway: Gateway, key: str, args: Args, environ: dict[str, str], signals: AsyncIterator[signal.Signals]
+) -> int:
     """Run the program until it ends; return its exit code."""
     from backplane.process.launch import StartCommand
     from backplane.process.spawn import spawn_foreground
@@ -90,16 +92,15 @@ async def _run_program(gateway: Gateway, key: str, args: Args, environ: dict[str
     env = {name: value for name, value in environ.items() if name not in pointed.without} | pointed.env
     first, *rest = args.command
     command = StartCommand(argv=(first, *pointed.arguments, *rest), env=env, cwd=str(streams.folder()))
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        program = spawn_foreground(command)
-        async with anyio.create_task_group() as tasks:
+    program = spawn_foreground(command)
+    async with anyio.create_task_group() as tasks:
 
-            async def pass_signals() -> None:
-                async for number in signals:
-                    if number == signal.SIGTERM:  # The terminal sends SIGINT to the program, too.
-                        program.send_signal(number)
+        async def pass_signals() -> None:
+            async for number in signals:
+                if number == signal.SIGTERM:  # The terminal sends SIGINT to the program, too.
+                    program.send_signal(number)
 
-            tasks.start_soon(pass_signals)
-            code = await anyio.to_thread.run_sync(program.wait)
-            tasks.cancel_scope.cancel()
+        tasks.start_soon(pass_signals)
+        code = await anyio.to_thread.run_sync(program.wait)
+        tasks.cancel_scope.cancel()
     return code if code >= 0 else 128 - code

@@ -53,6 +53,7 @@ __all__ = [
     "read_stream",
     "sum_stream",
     "translate",
+    "unnamed_losses",
     "unread",
 ]
 
@@ -125,13 +126,13 @@ def translate(
         msgspec.structs.replace(loss, path=reader.spelled_at(loss.path, document))
         for loss in (*read.losses, *written.losses)
     )
-    losses = ordered((*losses, *_unnamed(document, written.value, reader, writer, kind, losses)))
+    losses = ordered((*losses, *unnamed_losses(document, written.value, reader, writer, losses, kind)))
     check_losses(losses, policy)
     return Translated(written.value, losses)
 
 
-def _unnamed(
-    document: Json, written: Json, reader: Any, writer: Any, kind: Kind, named: Sequence[Loss]
+def unnamed_losses(
+    document: Json, written: Json, reader: Any, writer: Any, named: Sequence[Loss], kind: Kind = "request"
 ) -> Iterator[Loss]:
     """Yield a loss for each place that does not come back equal from the target, unless one names it."""
     if kind == "request":

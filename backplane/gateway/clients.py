@@ -16,6 +16,9 @@ from backplane.config import GatewayClientSettings
 from backplane.errors import BackendError, PolicyError
 from backplane.upstream.cost import MICROS, Price
 
+OPEN_MAX: Final = 256
+"""Exchanges at once, of all clients; each may hold an answer of some MB."""
+
 MINUTE_S: Final = 60.0
 RETRY_S: Final = 5
 """Seconds after which a client may try again when too many of its requests are open."""
@@ -142,7 +145,7 @@ class Clients:
     ) -> None:
         rows = dict(settings)
         if only_key is not None:
-            rows[ONLY] = GatewayClientSettings(key_sha256=digest(only_key))
+            rows[ONLY] = GatewayClientSettings(key_sha256=digest(only_key), exchanges_max=OPEN_MAX)
         self._rows = [(one.key_sha256.lower(), Client(name, one, spent.get(name, 0))) for name, one in rows.items()]
 
     def find(self, key: str | None) -> Client:

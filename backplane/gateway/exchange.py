@@ -12,14 +12,16 @@ from typing import Any, Final, Protocol
 import httpx
 import msgspec
 
-from backplane.dialects import StreamTranslation, check_losses, dialect, framing
+from backplane.dialects import StreamTranslation, check_losses, dialect, framing, unnamed_losses
 from backplane.dialects.ir import (
     Loss,
+    Message,
     PartDelta,
     PartStarted,
     Stopped,
     StreamEnded,
     StreamFailed,
+    Text,
     TokenCounts,
     UsageSeen,
 )
@@ -48,6 +50,15 @@ _PASSED_HEADERS: Final = (
     "openai-processing-ms", "openai-model",
 )  # fmt: skip
 _PASSED_PREFIXES: Final = ("anthropic-ratelimit-", "x-ratelimit-", "openai-ratelimit-")
+
+OURS: Final = frozenset({"/model", "/stream", "/stream_options"})
+"""Members of a request that the gateway sets itself, so that a change there is no loss."""
+
+FAILED_END: Final = "response.failed"
+"""The end that clients of Responses wait for after a failure."""
+
+BILLING: Final = "x-anthropic-billing-header:"
+"""Beginning of a system text that Claude Code changes with each request, for its own service."""
 
 FOREIGN_MEMBERS: Final = ("api_base", "api_key", "base_url")
 """Members that some gateways let a client name the service with; none is ever heeded here."""
@@ -180,12 +191,15 @@ class Exchange:
         options = {name: value for name, value in repaired.value.options.items() if name != "stream"}
         if self.stream and PROTOCOLS[protocol].path:
             options["stream"] = True
-        changed = msgspec.structs.replace(repaired.value, model=target.model, options=options, raw=None)
+        changed = msgspec.structs.replace(
+            repaired.value, model=target.model, options=options, raw=None,
+            messages=tuple(filter(None, map(without_billing, repaired.value.messages))),
+        )  # fmt: skip
         written = writer.from_ir(changed)
         request, added = prepare(protocol, written.value, parallel=True)
-        losses = tuple(
-            loss for loss in (*read.losses, *mended, *repaired.losses, *written.losses, *added) if loss.is_material
-        )
+        named = (*read.losses, *mended, *repaired.losses, *written.losses, *added)
+        rest = unnamed_losses(self.document, request, source, writer, named)
+        losses = tuple(loss for loss in (*named, *rest) if loss.is_material and loss.path not in OURS)
         if self._is_strict:
             check_losses(losses, "fail")
         return self._proofs.restore(account(target), target.dialect, request), losses
@@ -268,6 +282,16 @@ def check_members(document: Mapping[str, Any]) -> None:
         raise TranslationError(
             "dialect_mapping_failed", f"the request has {found[0]!r}; only the gateway's configuration names services"
         )
+
+
+def without_billing(message: Message) -> Message | None:
+    """Return a message without the text that is only for its own vendor's books; None if nothing else is in it."""
+    if message.role != "system":
+        return message
+    parts = tuple(part for part in message.parts if not (isinstance(part, Text) and part.text.startswith(BILLING)))
+    if len(parts) == len(message.parts):
+        return message
+    return msgspec.structs.replace(message, parts=parts) if parts else None
 
 
 def account(target: ModelTarget) -> str:
@@ -414,11 +438,11 @@ class Translating(AnswerReader):
         self.tokens = total.usage or (total.whole.usage if total.whole is not None else None) or self.tokens
 
     def finish(self) -> list[bytes]:
-        if self.failure is not None:  # Nothing follows a failure: an end behind it would look like a whole answer.
-            self.losses = self._translation.losses
-            return []
         chunks = [chunk for document in self.framing.finish() for chunk in self._fed(document)]
-        chunks += self._translation.finish(done=self.framing.is_done)
+        has_failed = self.failure is not None
+        rest = self._translation.finish(done=self.framing.is_done)
+        # Behind a failure, an end would look like a whole answer; only one interface has a failed end of its own.
+        chunks += [chunk for chunk in rest if not has_failed or chunk.get("type") == FAILED_END]
         self._watch()
         total = self._translation.writer.sum
         self.losses = self._translation.losses

@@ -19,7 +19,7 @@ from backplane.config import Settings
 from backplane.dialects.framing import UNREADABLE
 from backplane.errors import BackendError, BackplaneError, ConfigError, TranslationError, unforeseen
 from backplane.gateway import fronts
-from backplane.gateway.clients import Client, Clients, TooMany
+from backplane.gateway.clients import OPEN_MAX, Client, Clients, TooMany
 from backplane.gateway.exchange import Exchange, Headers, allowed
 from backplane.gateway.fronts import ClientCall, Front, NoSuchPath
 from backplane.gateway.journal import ExchangeBegin, ExchangeEnd, ExchangeJournal, Outcome, new_id, now
@@ -41,8 +41,6 @@ IDLE_S_MAX: Final = 300.0
 """Seconds that a connection without a request is kept."""
 PING_S: Final = 10.0
 """Seconds of silence after which a stream gets a keep-alive; some clients and proxies give up after 30."""
-OPEN_MAX: Final = 256
-"""Exchanges at once, of all clients; each may hold an answer of some MB."""
 GONE_LOOK_S: Final = 0.05
 """Seconds between two looks whether the client is still there."""
 ANSWER_TOKENS: Final = 32_768
@@ -276,7 +274,9 @@ class Gateway:
         model = call.model if call.model is not None else document.get("model")
         if not isinstance(model, str) or not model:
             raise TranslationError("dialect_mapping_failed", "the request names no model")
-        targets = self.routes.targets(model) if user.may_ask(model) else ()
+        # A name may stand in the path of a service's address, so it cannot lead out of there.
+        is_plain = not {"", ".", ".."} & set(model.split("/")) and model.isprintable()
+        targets = self.routes.targets(model) if is_plain and user.may_ask(model) else ()
         if not targets:
             names = ", ".join(row.name for row in self.routes.models()[:10])
             hint = f"there are {names}" if names else "see [gateway.models]"

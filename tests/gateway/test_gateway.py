@@ -125,7 +125,7 @@ def test_lists_name_the_models_and_not_the_patterns() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_same_dialect_passes_untouched(protocol: ProtocolName, stream: bool) -> None:
-    options = {"stream_options": {"include_usage": True}} if protocol == CHAT and stream else {}
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if protocol == CHAT and stream else {}
     path, body = question(protocol, stream=stream, **options)
     headers = {**BEARER, "anthropic-version": "2026-10-21", "anthropic-beta": "one,two"}
     turn = Turn(reasoning="hm", text="Hello", calls=(Call(name="f", input={"a": 1}),))
@@ -272,10 +272,12 @@ def test_a_client_asks_only_its_models() -> None:
 
 
 def test_requests_over_the_rate_are_told_when_to_come_again() -> None:
-    with ModelServer([Turn(text="hi")] * 3) as server:
-        with gateway(all_of(server), {"m": CHAT}, key=None, clients=client(requests_per_minute=2)) as gate:
-            path, body = question(CHAT)
-            answers = [ask(gate, path, body) for _ in range(3)]
+    with (
+        ModelServer([Turn(text="hi")] * 3) as server,
+        gateway(all_of(server), {"m": CHAT}, key=None, clients=client(requests_per_minute=2)) as gate,
+    ):
+        path, body = question(CHAT)
+        answers = [ask(gate, path, body) for _ in range(3)]
     assert [status for status, _, _ in answers] == [200, 200, 429]
     assert 1 <= int(answers[-1][1]["retry-after"]) <= 60
 
@@ -286,7 +288,7 @@ def test_a_budget_holds_to_the_cent_and_over_a_restart(tmp_path: Path) -> None:
     home.mkdir()
     with ModelServer([Turn(text="hi", usage=usage)] * 9) as server:
         services = {"a": backend(server, CHAT, prices=PRICES)}
-        given = {"key": None, "clients": client(budget_usd=0.005)}
+        given: dict[str, Any] = {"key": None, "clients": client(budget_usd=0.005)}
         statuses = []
         for _ in range(2):
             with gateway(services, {"m": "a"}, home, **given) as gate:
@@ -322,30 +324,34 @@ def test_a_budget_refuses_a_model_whose_price_is_unknown() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_stops_the_service(stream: bool, service: ProtocolName) -> None:
     fault = Fault(pause_ms=20) if stream else Fault(first_byte_ms=5000)
-    with ModelServer(Turn(text="word " * 500, pieces=500, fault=fault)) as server:
-        with gateway(all_of(server), {"m": service}) as gate:
-            client = http.client.HTTPConnection("127.0.0.1", gate.port, timeout=10)
-            path, body = question(CHAT, stream=stream)
-            client.request("POST", path, json.dumps(body), BEARER)
-            server.wait_requests(1)
-            if stream:
-                client.getresponse().read(10)
-            began = time.monotonic()
-            client.close()
-            (end,) = gate.ends
-            assert time.monotonic() - began < 2
-            assert end.end == "left"
-            assert server.wait_end(1) == "left"
+    with (
+        ModelServer(Turn(text="word " * 500, pieces=500, fault=fault)) as server,
+        gateway(all_of(server), {"m": service}) as gate,
+    ):
+        client = http.client.HTTPConnection("127.0.0.1", gate.port, timeout=10)
+        path, body = question(CHAT, stream=stream)
+        client.request("POST", path, json.dumps(body), BEARER)
+        server.wait_requests(1)
+        if stream:
+            client.getresponse().read(10)
+        began = time.monotonic()
+        client.close()
+        (end,) = gate.ends
+        assert time.monotonic() - began < 2
+        assert end.end == "left"
+        assert server.wait_end(1) == "left"
 
 
 def test_the_record_names_tokens_cost_losses_and_no_contents() -> None:
     usage = ScriptUsage(input=1000, output=500)
-    with ModelServer(Turn(text="the answer", usage=usage)) as server:
-        with gateway({"a": backend(server, MESSAGES, prices=PRICES)}, {"m": "a/other"}) as gate:
-            said(gate, logit_bias={"5": 1})
-            (end,) = gate.ends
-            (path,) = (gate.home / "gateway").glob("*.jsonl")
-            text = path.read_text()
+    with (
+        ModelServer(Turn(text="the answer", usage=usage)) as server,
+        gateway({"a": backend(server, MESSAGES, prices=PRICES)}, {"m": "a/other"}) as gate,
+    ):
+        said(gate, logit_bias={"5": 1})
+        (end,) = gate.ends
+        (path,) = (gate.home / "gateway").glob("*.jsonl")
+        text = path.read_text()
     assert (end.end, end.status, end.backend, end.model, end.cost) == ("complete", 200, "a", "other", 2000)
     assert end.tokens == {"input": 1000, "output": 500, "cache_read": 0, "cache_write": 0}
     assert any("logit_bias" in row for row in end.lost)
