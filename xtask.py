@@ -316,8 +316,8 @@ def referees(args: list[str]) -> NoReturn:
                 file.write(wanted)
     os.chdir(ROOT)
     subprocess.run([python, "-m", "tests.dialects.measures"], check=False)
-    names = ("dialects/test_measures.py", "test_model_server_sdks.py", "test_model_server_ours.py", "gateway/test_gateway_sdks.py")
-    judges = [os.path.join("tests", name) for name in names]
+    names = ("dialects/test_measures", "test_model_server_sdks", "test_model_server_ours", "gateway/test_gateway_sdks")
+    judges = [os.path.join("tests", f"{name}.py") for name in names]
     become(python, "-m", "pytest", "-q", *judges, *args)
 
 

@@ -79,7 +79,7 @@ class ReplySink(Protocol):
 
 
 class ExchangeReport(msgspec.Struct, kw_only=True):
-    """What an exchange came to."""
+    """The result of an exchange."""
 
     target: ModelTarget | None = None
     tried: tuple[str, ...] = ()

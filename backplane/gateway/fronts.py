@@ -47,14 +47,14 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client's request asks for."""
+    """A client's request, as its path says it."""
 
     front: Front
     action: Action
     model: str | None = None
     """The model, if the path names it."""
     stream: bool | None = None
-    """Whether the path asks for a stream; None if the body says it."""
+    """True if the path asks for a stream; None if the body decides."""
     as_array: bool = False
     """True if a stream is one JSON array, as Gemini writes it without `alt=sse`."""
     query: str = ""

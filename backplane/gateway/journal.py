@@ -58,9 +58,9 @@ class ExchangeEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
     tokens: dict[str, int] | None = None
     """Counters of the answer; None is unknown."""
     cost: int | None = None
-    """In millionths of a dollar; None is unknown."""
+    """Cost in millionths of a dollar; None is unknown."""
     charged: int = 0
-    """What the client's budget was charged: the cost, or the reservation if the cost is unknown."""
+    """Amount that the client's budget was charged: the cost, or the reservation if the cost is unknown."""
     ms: int = 0
     losses: int = 0
     lost: tuple[str, ...] = ()

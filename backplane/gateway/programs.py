@@ -14,7 +14,7 @@ MODEL: Final = "default"
 
 
 class Pointed(NamedTuple):
-    """How a program is started so that it asks the gateway."""
+    """Variables and options of a program that asks the gateway."""
 
     env: dict[str, str]
     arguments: tuple[str, ...] = ()
