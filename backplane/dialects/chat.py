@@ -18,6 +18,7 @@ from backplane.dialects import ir
 from backplane.dialects.common import (
     EFFORT_BUDGETS,
     NUMBER,
+    UNSAID,
     Calls,
     Counters,
     LossLedger,
@@ -182,7 +183,7 @@ def _read_block(kind: str, rest: dict[str, Any], at: str, flavour: Flavour) -> i
     if kind in ("text", "refusal") and (text := pop(rest, kind)) is not None:
         return ir.Text(text=text) if kind == "text" else ir.Refusal(text=text)
     if kind == "thinking" and (thoughts := _joined_thoughts(rest.get("thinking"))) is not None:
-        del rest["thinking"]
+        pop(rest, "thinking")  # A list stays native, to be written again.
         return ir.Thinking(text=thoughts)
     if kind == "image_url" and (address := pop(rest, kind)) is not None:  # some gateways send the address itself
         return ir.Media(kind="image", **read_url(address))
@@ -234,7 +235,9 @@ def write_block(part: ir.Part, flavour: Flavour, notes: LossLedger) -> Json:
         case ir.Refusal():
             out = {"type": "refusal", "refusal": part.text}
         case ir.Thinking() if notes.is_home and part.redacted is None:
-            out = {"type": "thinking", "thinking": part.text}
+            listed = part.ext.get(flavour.name, {}).get("thinking")
+            is_listed = _joined_thoughts(listed) == part.text
+            out = {"type": "thinking", "thinking": listed if is_listed else part.text}
         case ir.Media():
             out = _write_media(part, flavour, notes)
             if out is None and part.text is not None and not notes.is_home:
@@ -354,7 +357,9 @@ def read_call(value: Json, at: str, calls: Calls, flavour: Flavour) -> ir.Part:
     name = pop(body, "name")
     if name is None:
         return ir.Opaque(dialect=flavour.name, label=f"call of type {kind}", payload=value, at=at)
-    if rest.get("type") == kind:
+    if "type" not in rest:
+        rest["type"] = UNSAID
+    elif rest["type"] == kind:
         del rest["type"]
     given = pop(body, "input") if kind == "custom" else pop(body, "arguments", str, dict)
     text = given if type(given) is str else None

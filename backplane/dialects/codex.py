@@ -19,6 +19,7 @@ from backplane.dialects.chat import ERROR, FORM_MEMBERS, audio_type, is_form, re
 from backplane.dialects.common import (
     EFFORT_BUDGETS,
     NUMBER,
+    UNSAID,
     Counters,
     LossLedger,
     added,
@@ -32,6 +33,7 @@ from backplane.dialects.common import (
     lose_option,
     media_url,
     members_of,
+    merged,
     pop,
     pop_inner,
     pop_list,
@@ -289,7 +291,7 @@ def read_item(item: Json, at: str, *, is_answer: bool = False) -> ir.Message | l
     kind = pop(rest, "type") if "type" in rest else "message" if rest else None
     if kind == "message" and type(rest.get("role")) is str:
         if "type" not in item:
-            rest["type"] = None  # is not written again
+            rest["type"] = UNSAID
         return _read_message(item, rest, at, is_answer=is_answer)
     call_id = rest.get("call_id")
     if kind in RESULTS and type(call_id) is str:
@@ -426,15 +428,7 @@ def _write_message(message: ir.Message, notes: LossLedger) -> list[Json]:
     if content == [] and (message.flat is not False or not home):
         content = "" if message.flat is not None or not home or not message.at else None
     made: dict[str, Any] = {"type": "message", "role": native if is_own and not out else role, "content": content}
-    return [*out, _item_of_message(without_none(made), message.ext.get(NAME, {})) if home else made]
-
-
-def _item_of_message(made: dict[str, Any], mine: dict[str, Any]) -> dict[str, Any]:
-    """Add a message item's own members; an item that did not say its type does not get one."""
-    out = {**{name: value for name, value in mine.items() if name not in made}, **made}
-    if "type" in mine and mine["type"] is None:
-        del out["type"]
-    return out
+    return [*out, added(without_none(made), message, NAME) if home else made]
 
 
 def write_turn(message: ir.Message, notes: LossLedger) -> list[Json]:
@@ -469,7 +463,7 @@ def _write_said(parts: list[ir.Part], message: ir.Message, notes: LossLedger) ->
         ]
         out |= {"id": f"msg_{_word(parts[0])}", "status": "completed"}
     if notes.is_home:
-        return [_item_of_message(out, parts[0].ext.get(NAME, {}).get("..", {}))]
+        return [merged(out, parts[0].ext.get(NAME, {}).get("..", {}))]
     return [out] if out["content"] or out["content"] == "" else []
 
 
@@ -488,6 +482,8 @@ def read_request(document: Json) -> ir.Conversation:
     is_read = "/input" in (message.at for message in messages)
     if "input" in rest or not (is_read or STATE & rest.keys()):
         messages += read_items(pop_list(rest, "input"), "/input")
+    elif not is_read:
+        rest["input"] = UNSAID
     found = pop(rest, "tools", list) if rest.get("tools") else ()  # an empty list stays, so that it is written again
     options, places = take_options(rest, SAME, {"max_output_tokens": "max_tokens"})
     _read_options(rest, options, places)
@@ -551,7 +547,7 @@ def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str,
             messages = messages[1:]
     if home and len(messages) == 1 and messages[0].at == "/input" and messages[0].flat and len(messages[0].parts) == 1:
         out["input"] = write_content(messages[0].parts, True, notes)
-    elif messages or not home or "input" in (conversation.raw or {"input": ()}):  # else it is a stored prompt's
+    else:
         out["input"] = write_items(messages, notes)
     tools = [write_tool(tool, notes) for tool in conversation.tools]
     if tools := [tool for tool in tools if tool is not None]:

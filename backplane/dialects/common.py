@@ -22,6 +22,8 @@ NUMBER: Final = (int, float)
 ANY: Final = (dict, list, str, int, float, bool)
 _UPPER: Final = re.compile(r"[A-Z]")
 _MISSING: Final = object()
+UNSAID: Final = msgspec.UNSET
+"""Value in an extension slot of a member that readers add and the document did not have."""
 MADE_ID: Final = "call_made_"
 """Beginning of an id that was made here; its own dialect never gets it."""
 
@@ -155,13 +157,20 @@ def ext_of(dialect: str, rest: dict[str, Any]) -> ir.Ext:
 
 def added(out: dict[str, Any], node: ir.Node, dialect: str) -> dict[str, Any]:
     """Add a node's own members to what is written of it; members that are written already stay."""
-    return _merged(out, node.ext[dialect]) if dialect in node.ext else out
+    return merged(out, node.ext[dialect]) if dialect in node.ext else out
 
 
-def _merged(out: dict[str, Any], rest: Mapping[str, Any]) -> dict[str, Any]:
+def merged(out: dict[str, Any], rest: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the members of an extension slot to what is written; members that say something already stay."""
     for name, value in rest.items():
-        if type(value) is dict and type(out.get(name)) is dict:
-            _merged(out[name], value)
+        if value is UNSAID and (not out.get(name) or type(out[name]) in (str, int)):
+            out.pop(name, None)
+        elif value is UNSAID:
+            continue
+        elif value is None and name in out and out[name] in ([], {}, ""):
+            out[name] = None
+        elif type(value) is dict and type(out.get(name)) is dict:
+            merged(out[name], value)
         else:
             out.setdefault(name, value)
     return out
@@ -413,7 +422,7 @@ def members_at(members: Mapping[str, Any], at: str) -> Iterator[tuple[str, Any]]
     for name, value in members.items():
         if type(value) is dict and value:
             yield from members_at(value, item_of(at) if name == ".." else f"{at}/{escape(name)}")
-        elif value not in (None, [], {}):
+        elif value not in (None, [], {}, UNSAID):
             yield f"{at}/{escape(name)}", value
 
 
@@ -441,11 +450,15 @@ class Counters(msgspec.Struct, frozen=True):
         rest = value.copy()
         fields: dict[str, Any] = {field: _pop_at(rest, path) for path, field in self.table.items()}
         for field, path in self.also.items():
-            fields[field] = _pop_at(rest, path) if fields[field] is None else fields[field]
+            if fields[field] is None and (found := _pop_at(rest, path)) is not None:
+                fields[field] = found
+                rest[self._path(field)] = UNSAID
         beside = self._beside(rest)
         for field, parts in self.apart.items():
             more = [fields[part] for part in parts if fields[part] is not None]
             if fields[field] is not None or (field == "output" and more):
+                if fields[field] is None:
+                    rest[self._path(field)] = UNSAID
                 fields[field] = (fields[field] or 0) + sum(more)
         if beside:
             fields["input"] = (fields["input"] or 0) + beside
@@ -453,6 +466,9 @@ class Counters(msgspec.Struct, frozen=True):
         if self.total and type(rest.get(self.total)) is int and rest[self.total] == total:
             del rest[self.total]
         return ir.TokenCounts(**fields, at=at, ext=ext_of(dialect, rest))
+
+    def _path(self, field: str) -> str:
+        return next(path for path, name in self.table.items() if name == field)
 
     def _beside(self, rest: Mapping[str, Any]) -> int:
         found = rest.get(self.beside_input)
@@ -474,7 +490,8 @@ class Counters(msgspec.Struct, frozen=True):
             value = self.native(usage, field, notes.target if notes.is_home else "")
             value = 0 if value is None and field in self.needed and not notes.is_home else value
             if value is not None:
-                head, _, tail = path.partition("/")
+                is_elsewhere = field in self.also and usage.ext.get(notes.target, {}).get(path) is UNSAID
+                head, _, tail = (self.also[field] if is_elsewhere else path).partition("/")
                 (out.setdefault(head, {}) if tail else out)[tail or head] = value
         if notes.is_home:
             added(out, usage, notes.target)

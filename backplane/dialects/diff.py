@@ -41,22 +41,28 @@ class Difference(NamedTuple):
     kind: LossKind
 
 
-def differences(before: Json, after: Json, at: str = "") -> Iterator[Difference]:
-    """Yield every place where a document differs from what came back."""
-    if is_nothing(before):
-        if not is_nothing(after):
+def differences(before: Json, after: Json, at: str = "", *, exact: bool = False) -> Iterator[Difference]:
+    """Yield every place where a document differs from what came back.
+
+    Args:
+        exact: absent, null and empty are three things, and a text is no list of one text.
+    """
+    if before is ABSENT or (not exact and is_nothing(before)):
+        if after is not ABSENT and (exact or not is_nothing(after)):
             yield Difference(at, "synthesised")
-    elif is_nothing(after):
+    elif after is ABSENT or (not exact and is_nothing(after)):
         yield Difference(at, "dropped")
     elif type(before) is dict and type(after) is dict:
         for key in (*before, *(key for key in after if key not in before)):
             one, two = before.get(key, ABSENT), after.get(key, ABSENT)
             if one is not two:
-                yield from differences(one, two, f"{at}/{escape(key)}")
+                yield from differences(one, two, f"{at}/{escape(key)}", exact=exact)
     elif type(before) is list and type(after) is list:
-        yield from _in_lists(before, after, at)
-    elif _bare(before) != _bare(after) or type(_bare(before)) is not type(_bare(after)):
-        yield Difference(at, "degraded")
+        yield from _in_lists(before, after, at, exact)
+    else:
+        one, two = (before, after) if exact else (_bare(before), _bare(after))
+        if type(one) is not type(two) or one != two:
+            yield Difference(at, "degraded")
 
 
 def is_nothing(value: Json) -> bool:
@@ -71,7 +77,7 @@ def _bare(value: Json) -> Json:
     return value
 
 
-def _in_lists(before: list[Any], after: list[Any], at: str) -> Iterator[Difference]:
+def _in_lists(before: list[Any], after: list[Any], at: str, exact: bool) -> Iterator[Difference]:
     mine, theirs = ([encode(value, in_order=True) for value in side] for side in (before, after))
     if mine == theirs:
         return
@@ -90,9 +96,11 @@ def _in_lists(before: list[Any], after: list[Any], at: str) -> Iterator[Differen
     if len(left) == len(free):  # as many changed ones: each is the next one
         twins, left, free = {**twins, **dict(zip(left, free, strict=True))}, [], []
     for place, there in sorted(twins.items()):
-        yield from differences(before[place], after[there], f"{at}/{place}")
-    yield from (Difference(f"{at}/{place}", "dropped") for place in left if not is_nothing(before[place]))
-    yield from (Difference(f"{at}/{place}", "synthesised") for place in free if not is_nothing(after[place]))
+        yield from differences(before[place], after[there], f"{at}/{place}", exact=exact)
+    for place in left:
+        yield from differences(before[place], ABSENT, f"{at}/{place}", exact=exact)
+    for place in free:
+        yield from differences(ABSENT, after[place], f"{at}/{place}", exact=exact)
 
 
 def _matched(mine: list[Any], theirs: list[Any]) -> dict[int, int]:

@@ -21,6 +21,7 @@ from backplane.dialects.common import (
     FREE_TEXT,
     MADE_ID,
     NUMBER,
+    UNSAID,
     Calls,
     Counters,
     LossLedger,
@@ -194,6 +195,8 @@ def _read_part(rest: dict[str, Any], at: str, calls: Calls) -> ir.Part | None:
     if type(rest.get("functionCall")) is dict:
         body = rest["functionCall"].copy()
         name, given = pop(body, "name") or "", pop(body, "args", dict)
+        if given is None:
+            body.setdefault("args", UNSAID)
         call_id = pop(body, "id") if body.get("id") else None
         put_back(rest, "functionCall", body)
         if not body:
@@ -323,8 +326,10 @@ def read_message(value: Json, at: str, calls: Calls, role: ir.Role | None = None
     if type(value) is str:
         return ir.Message(role=role or "user", parts=(ir.Text(text=value, at=at),), flat=True, at=at)
     rest = members_of(value, at)
-    native, found = pop(rest, "role"), pop(rest, "parts", list) or ()
-    parts = tuple(read_part(part, f"{at}/parts/{place}", calls) for place, part in enumerate(found))
+    native, found = pop(rest, "role"), pop(rest, "parts", list)
+    if found is None:
+        rest.setdefault("parts", UNSAID)
+    parts = tuple(read_part(part, f"{at}/parts/{place}", calls) for place, part in enumerate(found or ()))
     if role is None:
         role = ROLES.get(native or "", "user")
         if role == "user" and parts and all(isinstance(part, ir.ToolOutput) for part in parts):
@@ -646,6 +651,8 @@ def read_answer(document: Json) -> ir.Answer:
     if found is None and not rest.keys() & {"promptFeedback", "usageMetadata"}:
         raise TranslationError("dialect_mapping_failed", "no candidates", hint="check --from and --kind")
     candidates = tuple(_read_candidate(one, place, calls) for place, one in enumerate(found or ()))
+    if found is None:
+        rest.setdefault("candidates", UNSAID)
     if not found and "promptFeedback" in rest:
         blocked = ir.Message(role="assistant", parts=())
         candidates = (ir.Candidate(message=blocked, stop="content_filter", stop_at="/promptFeedback"),)
@@ -661,7 +668,7 @@ def read_answer(document: Json) -> ir.Answer:
 def _read_candidate(candidate: Json, place: int, calls: Calls) -> ir.Candidate:
     at = f"/candidates/{place}"
     rest = members_of(candidate, at)
-    if type(rest.get("index")) is int and rest["index"] == place:
+    if rest.setdefault("index", UNSAID) == place and type(rest["index"]) is int:
         del rest["index"]
     content, raw = pop(rest, "content", dict), pop(rest, "finishReason")
     message = ir.Message(role="assistant", parts=())
@@ -683,7 +690,10 @@ def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
     out = without_none({"responseId": answer.id, "modelVersion": answer.model})
     out["candidates"] = []
     for place, candidate in enumerate(answer.candidates[1:] if is_blocked else answer.candidates):
-        one: dict[str, Any] = {"content": write_message(candidate.message, notes), "index": place}
+        message = candidate.message
+        one: dict[str, Any] = {"index": place}
+        if message.parts or message.at or not home:
+            one["content"] = write_message(message, notes)
         if (word := ENDINGS.write(candidate, notes)) is not None:
             one["finishReason"] = word
         out["candidates"].append(added(one, candidate, NAME) if home else one)

@@ -13,6 +13,7 @@ from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
 from backplane.dialects import agent_events
 from backplane.dialects.common import Counters, LossLedger, members_at, nodes_of
+from backplane.dialects.diff import code_of, differences
 from backplane.dialects.ir import Answer, Conversation, Message, ToolOutput, ToolUse, Translated
 from backplane.dialects.limits import ServerLimits, check_meaning, fitted, runnable
 from backplane.dialects.outcome import Endings
@@ -90,9 +91,24 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         ledger = LossLedger(conversation.dialect, self.NAME)
         if not ledger.is_home:
             return Translated(self._foreign(conversation, ledger), ledger.done())
-        if conversation.raw is not None and self.to_ir(conversation.raw).value == conversation:
-            return Translated(conversation.raw)
-        return Translated(self.write_request(conversation, ledger), ledger.done())
+        return self._home(conversation, self.read_request, self.write_request, ledger)
+
+    def _home(
+        self,
+        value: ReadT,
+        read: Callable[[Json], ReadT],
+        write: Callable[[ReadT, LossLedger], dict[str, Any]],
+        ledger: LossLedger,
+    ) -> Translated[Json]:
+        """Write what was read in this dialect: the document itself until an edit; after it, changed forms are named."""
+        raw = value.raw
+        if raw is not None:
+            before = read(raw)
+            if msgspec.structs.replace(before, raw=raw) == value:
+                return Translated(raw)
+            for at, kind in differences(raw, write(before, LossLedger(self.NAME, self.NAME)), exact=True):
+                ledger.note(kind, at, code_of(at), "after an edit it is written in another form")
+        return Translated(write(value, ledger), ledger.done())
 
     def _foreign(self, conversation: Conversation, ledger: LossLedger) -> Json:
         check_meaning(conversation, ledger)
@@ -132,12 +148,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     def response_from_ir(self, answer: Answer) -> Translated[Json]:
         """Write a response."""
         ledger = LossLedger(answer.dialect, self.NAME, is_answer=True)
-        if ledger.is_home and answer.raw is not None and self.response_to_ir(answer.raw).value == answer:
-            return Translated(answer.raw)
-        if not ledger.is_home:
-            self._lose_members(answer, ledger)
-        written = self.write_answer(answer if ledger.is_home else runnable(answer, self.limits, ledger), ledger)
-        return Translated(written, ledger.done())
+        if ledger.is_home:
+            return self._home(answer, self.read_answer, self.write_answer, ledger)
+        self._lose_members(answer, ledger)
+        return Translated(self.write_answer(runnable(answer, self.limits, ledger), ledger), ledger.done())
 
     def map_work_order(self, order: WorkOrder, config: Mapping[str, Json]) -> Translated[Json]:
         """Write an order as a request; `config` as for `agent_events.order_conversation`."""

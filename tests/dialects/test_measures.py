@@ -29,6 +29,10 @@ def test_m1_every_document_comes_back_as_it_was() -> None:
     assert wrong(measures.m1()) == []
 
 
+def test_m1_an_edit_changes_nothing_but_itself_or_names_it() -> None:
+    assert wrong(measures.edited()) == []
+
+
 def test_m2_no_value_is_lost_without_a_word() -> None:
     assert wrong(measures.m2(with_types=False)) == []
 
