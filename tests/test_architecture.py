@@ -50,10 +50,13 @@ ROOMS = {
     ),
     "receipts.folded": SHAPES,
     "receipts.calls": f"{SHAPES} policy",
-    "receipts.build": f"{SHAPES} policy protocol receipts.calls receipts.claims receipts.folded redact",
+    "receipts.outcomes": SHAPES,
+    "receipts.state": f"{SHAPES} policy receipts.calls receipts.claims receipts.folded redact",
+    "receipts.enforcement": f"{SHAPES} policy receipts.state",
+    "receipts.build": f"{SHAPES} receipts.enforcement receipts.outcomes receipts.state",
     "receipts.claimed_texts": f"{SHAPES} policy",
     "receipts.claims": f"{SHAPES} policy receipts.claimed_texts redact",
-    "receipts": f"{SHAPES} policy process receipts.build receipts.folded",
+    "receipts": f"{SHAPES} policy process receipts.folded",
     "view": f"{SHAPES} process.table receipts.folded routing",
     "upstream.clients": "errors",
     "upstream.presets": "errors upstream.clients",
@@ -78,7 +81,8 @@ ROOMS = {
     "routing.compare": f"{SHAPES} config policy receipts routing routing.driver runtime view workspace",
     "runtime": (
         f"{SHAPES} agents.rows config policy process protocol receipts receipts.build receipts.calls "
-        "receipts.claimed_texts receipts.claims receipts.folded redact resources routing sandbox sandbox.credentials "
+        "receipts.claimed_texts receipts.claims receipts.enforcement receipts.folded receipts.outcomes receipts.state "
+        "redact resources routing sandbox sandbox.credentials "
         "telemetry upstream.cost upstream.presets workspace"
     ),
     "telemetry": f"{SHAPES} receipts.folded",
@@ -95,19 +99,19 @@ ROOMS = {
     "hosts": f"{SHAPES} agents agents.rows config contract.light host process",
     # the front doors
     "serve": (
-        f"{SHAPES} api config host policy process protocol receipts receipts.build routing.driver runtime "
+        f"{SHAPES} api config host policy process protocol receipts receipts.outcomes routing.driver runtime "
         "schemas workspace"
     ),
     "view.load": f"{SHAPES} process process.table receipts routing upstream.prices view",
     "web": f"{SHAPES} receipts runtime view view.load workspace",
     "scale": f"{SHAPES} config process receipts routing.driver runtime view workspace",
-    "scale.serve": f"{SHAPES} host receipts receipts.build runtime scale serve",
-    "scale.commands": (f"{SHAPES} cli config receipts receipts.build runtime scale telemetry view workspace"),
+    "scale.serve": f"{SHAPES} host receipts receipts.outcomes runtime scale serve",
+    "scale.commands": (f"{SHAPES} cli config receipts receipts.outcomes runtime scale telemetry view workspace"),
     "conform": f"{SHAPES} agents.rows api config policy process protocol receipts resources runtime schemas testing",
     "__init__": f"{SHAPES} api config runtime scale",
     "cli": (
         f"{SHAPES} __init__ config conform contract.light dialects policy process protocol providers receipts "
-        "receipts.build receipts.claims redact resources routing routing.compare routing.driver runtime sandbox "
+        "receipts.claims receipts.outcomes redact resources routing routing.compare routing.driver runtime sandbox "
         "sandbox.credentials scale scale.serve schemas serve telemetry tools upstream upstream.cost upstream.presets "
         "view view.load web workspace"
     ),
@@ -119,7 +123,7 @@ ROOMS = {
 GROUND = {"errors", "contract"}
 PURE = {
     *("dialects.ir", "redact", "protocol", "policy", "dialects", "receipts.folded", "receipts.build", "receipts.calls"),
-    *("receipts.claims", "receipts.claimed_texts"),
+    *("receipts.claims", "receipts.claimed_texts", "receipts.enforcement", "receipts.outcomes", "receipts.state"),
     *("process.table", "routing", "upstream.cost", "view"),
 }
 PURE_NEVER = {

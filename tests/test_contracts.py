@@ -26,7 +26,7 @@ from backplane.protocol.control import ControlEnd
 from backplane.protocol.host import HostEnd
 from backplane.protocol.lines import LINE_BYTES_MAX
 from backplane.protocol.messages import Broken, Dropped, Noise, version_compatible
-from backplane.receipts.build import RunState
+from backplane.receipts.state import RunState
 from backplane.runtime.backends import ProcessBackend
 from backplane.runtime.drive import Drive
 from backplane.runtime.plane import ControlPlane

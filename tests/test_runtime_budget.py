@@ -15,7 +15,7 @@ from backplane.contract.capability import NATIVE
 from backplane.contract.receipt import Usage
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.host.link import serve as serve_host
-from backplane.receipts.build import LOSSES_BYTES_MAX
+from backplane.receipts.state import LOSSES_BYTES_MAX
 from backplane.runtime.budgets import used_by
 from backplane.runtime.memory import MemoryBackend
 from tests.runs import memory

@@ -15,8 +15,8 @@ import anyio
 import pytest
 
 from backplane.contract.events import AgentEvent, AssistantDelta
-from backplane.receipts.build import End
 from backplane.receipts.database import FILE
+from backplane.receipts.outcomes import End
 from backplane.receipts.store import Store
 from backplane.runtime.run import Run
 from backplane.runtime.state import KEPT

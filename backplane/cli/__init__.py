@@ -106,7 +106,7 @@ def code_of(receipt: Receipt, error: BackplaneError | None = None) -> int:
     Args:
         error: one that its receipt does not have, as that could not be stored.
     """
-    from backplane.receipts.build import failure_of
+    from backplane.receipts.outcomes import failure_of
 
     if receipt.outcome == "partial":
         return PARTIAL

@@ -31,7 +31,7 @@ from backplane.errors import BackplaneError, unforeseen
 from backplane.process.aio import ending_signals, in_daemon
 from backplane.protocol.messages import Events
 from backplane.receipts import signatures
-from backplane.receipts.build import failure_of
+from backplane.receipts.outcomes import failure_of
 from backplane.runtime.backends import Backend
 from backplane.runtime.door import Desk, of_run, open_door
 from backplane.runtime.hooks import Hook

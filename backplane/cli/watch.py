@@ -14,9 +14,9 @@ from backplane.cli import terminal as stdout
 from backplane.cli.command import Args, Parser, open_store
 from backplane.contract.events import carried
 from backplane.errors import BackplaneError
-from backplane.receipts.build import failure_of
 from backplane.receipts.journal import PATCH
 from backplane.receipts.memory import Remembered, find, state_of
+from backplane.receipts.outcomes import failure_of
 from backplane.receipts.tail import LOOK_S, Tail
 from backplane.runtime.door import AnswerCommand, knock
 from backplane.view.figures import ID_CHARS

@@ -21,7 +21,7 @@ from backplane.policy import approvals
 from backplane.policy.remembered import remembered_by
 from backplane.protocol.lines import strict
 from backplane.protocol.messages import Events
-from backplane.receipts.build import RunState
+from backplane.receipts.state import RunState
 from backplane.runtime.checkpoints import RunCheckpoints
 from backplane.runtime.ending import RunEnding
 from backplane.runtime.events import RunRecord

@@ -18,7 +18,7 @@ from backplane.errors import BackplaneError
 from backplane.policy.capabilities import supplied
 from backplane.policy.paths import TOOLS
 from backplane.policy.rules import tool_names
-from backplane.receipts.build import RunState
+from backplane.receipts.state import RunState
 from backplane.runtime.events import RunRecord, now
 
 if TYPE_CHECKING:

@@ -28,8 +28,9 @@ from backplane.errors import BackendError, BackplaneError, ContractError, StoreE
 from backplane.policy.rules import compile_policy
 from backplane.protocol.control import ControlEnd
 from backplane.protocol.messages import version_compatible
-from backplane.receipts.build import End, RunState, cause
 from backplane.receipts.manifests import keep_manifest
+from backplane.receipts.outcomes import End, cause
+from backplane.receipts.state import RunState
 from backplane.redact.cuts import HOLD_S_MAX
 from backplane.runtime import finalize
 from backplane.runtime.approvals import Approvals, OnAsk

@@ -9,7 +9,8 @@ import anyio
 
 from backplane.errors import BackplaneError, unforeseen
 from backplane.protocol.control import ControlEnd
-from backplane.receipts.build import End, RunState
+from backplane.receipts.outcomes import End
+from backplane.receipts.state import RunState
 
 RESULT_S_MAX: Final = 20.0
 """Seconds for the final diff after the run's deadline; usual changes need far less."""

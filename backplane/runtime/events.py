@@ -15,7 +15,7 @@ from backplane.contract.events import AgentEvent, carried, carry
 from backplane.errors import BackplaneError, ConfigError
 from backplane.process.aio import asyncio_task
 from backplane.protocol.messages import Events
-from backplane.receipts.build import OWN_LINES_MAX, RunState
+from backplane.receipts.state import OWN_LINES_MAX, RunState
 from backplane.runtime.ending import RunEnding
 from backplane.runtime.place import RunPlace
 

@@ -18,9 +18,11 @@ from backplane.contract.canonical import Json
 from backplane.contract.receipt import NAMES_MAX, Artifact, Receipt
 from backplane.errors import BackplaneError, PolicyError, StoreError, WorkspaceError, unforeseen
 from backplane.receipts import build
-from backplane.receipts.build import OWN_LINES_MAX, End, RunState
+from backplane.receipts.enforcement import shortfalls, violations
 from backplane.receipts.journal import Journal, applied_fact
+from backplane.receipts.outcomes import End, cause
 from backplane.receipts.pieces import canonical_parts, seal
+from backplane.receipts.state import OWN_LINES_MAX, RunState
 from backplane.receipts.trace import Trace
 from backplane.runtime.state import StateFolder
 from backplane.runtime.witness import judged
@@ -86,7 +88,7 @@ def seal_run(
     except Exception as caught:
         error = facts.redactor.error(unforeseen(caught))
         end = lowered(end, error)
-        facts.added.setdefault("error", build.cause(error))  # The first cause counts, as in `Run.error`.
+        facts.added.setdefault("error", cause(error))  # The first cause counts, as in `Run.error`.
         if workspace is not None and patch is None:
             # The workspace is of no more use, and on a full disk the receipt needs its space.
             state_folder.close_workspace(workspace)
@@ -182,7 +184,7 @@ def lowered(end: End, error: BackplaneError) -> End:
 
 def _refuse_violation(facts: RunState, workspace: Workspace, patch: Patch, end: End) -> None:
     """Refuse the outcome `complete` if a rule was broken, or enforced more weakly than the order demands."""
-    rows = facts.violations() + facts.shortfalls()
+    rows = violations(facts) + shortfalls(facts)
     if end.reason != "complete" or not rows:
         return
     more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""

@@ -27,7 +27,7 @@ from backplane.contract.events import (
 from backplane.contract.receipt import read_receipt
 from backplane.errors import ContractError, PolicyError, from_code
 from backplane.protocol.messages import NOISE_SHOWN, Broken, Dropped, Events, Noise, Unknown, describe_noise
-from backplane.receipts.build import RunState
+from backplane.receipts.state import RunState
 from backplane.redact.cuts import Splits
 from backplane.runtime.approvals import Approvals
 from backplane.runtime.ending import RunEnding
@@ -93,7 +93,7 @@ class Inbound:
                 ready += self._ask(item)
             case Noise():
                 self._first_noise = self._first_noise or item.line[:NOISE_SHOWN]
-                facts.noise(item.line)
+                facts.add_noise(item.line)
             case Dropped():
                 facts.counts[item.why] += 1
                 if item.why == "foreign_ref_id":

@@ -24,8 +24,9 @@ from backplane.contract.work import Mode
 from backplane.errors import BackplaneError, WorkspaceError, unforeseen
 from backplane.policy.rules import has_rules_of
 from backplane.process.aio import LoopTask
-from backplane.receipts.build import RunState
+from backplane.receipts.enforcement import held_by
 from backplane.receipts.journal import held_fact, host_fact
+from backplane.receipts.state import RunState
 from backplane.runtime.backends import Link, ProcessBackend
 from backplane.runtime.setup import HostSetup, HostStart
 from backplane.runtime.state import STAGED_FOR
@@ -128,7 +129,7 @@ class RunPlace:
         if mode is not None:  # Otherwise the other machine makes the agent's sandbox.
             self.setup = await self._plan()
         # Noted before the host starts, so that the receipt has it even if this process is killed.
-        self.note(held_fact(facts.redactor.json(facts.held())[0]))
+        self.note(held_fact(facts.redactor.json(held_by(facts))[0]))
         if self.setup is None:
             return start.backend.open(facts.order, start.environ)
         host = await warm.take(self.setup) if warm is not None else None

@@ -20,8 +20,8 @@ from backplane.contract.unheard import check_heeded
 from backplane.contract.work import OF_QUEUE, WITHOUT_ROUTER, WorkOrder
 from backplane.errors import BackendError, CapabilityError, ConfigError
 from backplane.policy.capabilities import negotiate, refusal, supplied
-from backplane.receipts.build import RunState
 from backplane.receipts.manifests import kept_manifest, kept_since
+from backplane.receipts.state import RunState
 from backplane.runtime.backends import Backend
 from backplane.runtime.hooks import CAPABILITY, SUBAGENT, Hook, below
 from backplane.runtime.servers import with_call_limit, with_servers

@@ -18,8 +18,9 @@ from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, ProtocolError, RunCancelledError, from_code, unforeseen
 from backplane.protocol.control import Sent
 from backplane.protocol.messages import Events
-from backplane.receipts.build import End, RunState, failure_of
+from backplane.receipts.outcomes import End, failure_of
 from backplane.receipts.pieces import canonical_chunks, unheard_facts
+from backplane.receipts.state import RunState
 from backplane.receipts.trace import listed
 from backplane.redact.secrets import NO_SECRETS, Redactor
 from backplane.runtime.approvals import OnAsk

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 from backplane.contract import canonical
 from backplane.errors import StoreError, WorkspaceError
 from backplane.process.locks import try_lock
-from backplane.receipts.build import RunState
 from backplane.receipts.journal import RECEIPT, Journal, failed_fact, head_fact
 from backplane.receipts.recovery import describe, is_live, note_late
+from backplane.receipts.state import RunState
 from backplane.receipts.store import Store
 from backplane.workspace import collect, writing
 from backplane.workspace.tree import open_root, opened

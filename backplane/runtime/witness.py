@@ -17,9 +17,10 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, ToolCall
 from backplane.contract.receipt import NAMES_MAX, Receipt
 from backplane.policy.rules import MALFORMED
-from backplane.receipts.build import RunState, workspace_path
 from backplane.receipts.claimed_texts import Likeness, likeness, written
 from backplane.receipts.claims import Files, Judge, Seen
+from backplane.receipts.enforcement import violations
+from backplane.receipts.state import RunState, workspace_path
 from backplane.receipts.trace import Trace
 from backplane.workspace import Patch, Workspace
 
@@ -100,7 +101,7 @@ def _seen(
         backend_version=facts.backend.backend_version,
         capabilities={**facts.manifest.unknown, **facts.manifest.to_wire()},
         mode=facts.mode,
-        violations=sum(row["rule"] != MALFORMED.name for row in facts.violations()),
+        violations=sum(row["rule"] != MALFORMED.name for row in violations(facts)),
         changed=changed if changed is not None and len(changed) <= NAMES_MAX else None,
         hidden=patch is not None and bool(patch.ignored_count),
         git_diff=diff,

@@ -24,8 +24,8 @@ from backplane.contract.events import Approval, Warned
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import OF_HOST, WorkOrder
 from backplane.errors import BackplaneError, ConfigError, from_code, leaves, unforeseen
-from backplane.receipts.build import End
 from backplane.receipts.database import ReceiptRow
+from backplane.receipts.outcomes import End
 from backplane.receipts.store import Store
 from backplane.runtime.backends import Backend, from_command
 from backplane.runtime.place import quota_of

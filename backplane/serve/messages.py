@@ -14,7 +14,7 @@ import msgspec
 
 from backplane.contract.receipt import Receipt
 from backplane.errors import CODES, BackplaneError, ProtocolError, from_code, unforeseen
-from backplane.receipts.build import End, ends_in_final
+from backplane.receipts.outcomes import End, ends_in_final
 from backplane.receipts.pieces import canonical_chunks, canonical_parts
 from backplane.receipts.trace import Trace
 

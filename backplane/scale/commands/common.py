@@ -13,8 +13,8 @@ import msgspec
 from backplane.cli import code_of, streams
 from backplane.cli.command import Args, open_store, wrong, wrong_words
 from backplane.cli.ended import patch_line
-from backplane.receipts.build import failure_of
 from backplane.receipts.database import ReceiptRow
+from backplane.receipts.outcomes import failure_of
 from backplane.scale.commands.waits import HoldReason, held
 from backplane.scale.engine import Status, check_label, check_priority, unknown_order
 from backplane.scale.orders import bring

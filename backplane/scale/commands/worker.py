@@ -15,7 +15,7 @@ from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, load_settings
 from backplane.contract import canonical
-from backplane.receipts.build import failure_of
+from backplane.receipts.outcomes import failure_of
 from backplane.runtime.plane import ControlPlane
 from backplane.scale.commands.common import do, find_queue, open_queue, within
 from backplane.scale.runner import Runner

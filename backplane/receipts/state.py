@@ -1,0 +1,412 @@
+"""What is known of a live run: messages and events go in, `build` makes the receipt of it. Pure.
+
+The host's word counts for its outcome and its usage; everything else that it says is kept apart as a claim.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from array import array
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+from msgspec import field
+
+from backplane.contract import canonical
+from backplane.contract.approval import Decision
+from backplane.contract.canonical import Json
+from backplane.contract.capability import Manifest
+from backplane.contract.envelope import Ask, Fatal, Hello
+from backplane.contract.events import (
+    AgentEvent,
+    Carried,
+    CommandExecuted,
+    Failed,
+    FileChanged,
+    LossReported,
+    ToolCall,
+    ToolResult,
+    TurnEnded,
+    UsageReported,
+    Warned,
+    carried,
+    read_event,
+)
+from backplane.contract.receipt import FINDINGS, BackendIdentity, Receipt, Usage, failed_on
+from backplane.contract.work import WorkOrder, settings_of
+from backplane.errors import CODES
+from backplane.policy.paths import TOOLS, below, touched
+from backplane.policy.rules import Policy, Rule, has_rules_of, tool_names
+from backplane.receipts.calls import PATCH_TOOL, CallBook, CallRecord, neutral
+from backplane.receipts.claims import CLAIMING, Judge
+from backplane.receipts.folded import Folded, fold
+from backplane.redact.secrets import NO_SECRETS, Redactor
+
+WORDS_CHARS_MAX: Final = 400
+"""Characters of a child's stderr in an error: its last line or two. The receipt has all that was kept."""
+
+PATHS_CHARS_MAX: Final = 8 << 20
+"""Characters of all paths that events name, some 100,000 usual ones; further ones are not remembered."""
+
+OWN_LINES_MAX: Final = 100_000
+"""Events of our own told apart in a trace; the claims of a run with so many asks are not compared with its trace."""
+
+LOSSES_MAX: Final = 1000
+"""Losses of translation listed in a receipt; all are counted."""
+
+LOSSES_BYTES_MAX: Final = 4 << 20
+"""Bytes of all these losses: a thousand usual ones take far less, and one that is larger is only counted."""
+
+NOISE_BYTES_MAX: Final = 64 << 10
+"""Bytes kept of a host's lines that are no messages: the banner that explains a failure is at the beginning."""
+
+OBJECTIONS_MAX: Final = 100
+"""Objections of the policy listed in a receipt; all are counted."""
+
+_PIECE: Final = b'"type":"assistant_delta"}'
+_OUTPUT: Final = b'{"ext":{"output":'
+
+_NONE: Final[Mapping[Any, Any]] = MappingProxyType({})
+
+
+class Objection(msgspec.Struct, frozen=True):
+    """An act or an attempt that a rule forbids, or that needed a question first."""
+
+    rule: str
+    reason: str
+    call: CallRecord | None = None
+    """None for an event that is no call."""
+
+    @property
+    def is_forbidden(self) -> bool:
+        return self.rule != "require_approval_for"
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether the call was asked about before it ran, and was done only as it was allowed."""
+        call = self.call
+        if call is None or not call.answer:
+            return False
+        if call.answer == "allow":
+            return call.is_allowed and (not self.is_forbidden or call.is_changed)
+        return not call.done
+
+
+class RunState(msgspec.Struct, kw_only=True, eq=False):
+    """What is known of one run so far; filled while it runs, read once at its end."""
+
+    run_id: str
+    order: WorkOrder
+    started_ns: int
+    backend: BackendIdentity
+    mode: str = "mapped"
+    extensions: tuple[str, ...] = ()
+    said_hello: bool = False
+    manifest: Manifest = Manifest()
+    policy: Policy | None = None
+    root: str = ""
+    """Where the agent works: the order's root, the staged tree once it stands."""
+    accepted: int = 0
+    """Events accepted from the child."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Messages that had no effect, by why."""
+    folded: Folded = Folded()
+    own_lines: array[int] = field(default_factory=lambda: array("Q"))
+    """Places in the trace of events that are the control plane's own, the first `OWN_LINES_MAX` of them."""
+    claims: Judge | None = None
+    """Judge of the host's claims; None before the first one."""
+    claimed_events: tuple[int, str] | None = None
+    """Number and hash of the events in the child's own trace, where there is one beside the streamed one."""
+    claimed_keys: array[int] = field(default_factory=lambda: array("q"))
+    """`event_key` of each event in the child's own trace."""
+    claim: Receipt | None = None
+    claim_raw: Mapping[str, Any] = _NONE
+    usage_seen: Usage | None = None
+    """What the model's service counted, where each of its answers came past us."""
+    inner: Mapping[str, Json] = _NONE
+    settings: dict[str, Json] = {}
+    """The order's own under `config.vendor.abp`."""
+    added: dict[str, Json] = {}
+    """Members for `usage_raw.backplane`."""
+    isolation: str = "off"
+    """What was asked for, the configuration's and the order's together."""
+    contained: Mapping[str, Json] = _NONE
+    """What held the host, as the cage's label has it; empty where nothing was put around it."""
+    plane: bool = False
+    """The host is a control plane: what it tells of asks and checkpoints may be its own."""
+    replayed: bool = False
+    """What the events tell was done in another run."""
+    held_by_system: Mapping[Rule, str] = _NONE
+    """Rules held by the operating system, each with what it leaves open."""
+    reported: tuple[int, str] = (0, "")
+    """Number of errors that the host reported, and the message of the last one."""
+    shortfall: tuple[str, str] = ("", "")
+    """Why rules are held more weakly than asked, and the next step; empty texts if they are not."""
+    guarded: bool = False
+    """The host was a program of its own, under a guard."""
+    start: str = "cold"
+    """`warm`: the host was started before the order came."""
+    claimed_paths: set[str] = field(default_factory=set)
+    """Files that events of the host say have changed."""
+    _claimed_chars: int = 0
+    redactor: Redactor = NO_SECRETS
+    stderr: bytes = b""
+    stderr_dropped: int = 0
+    swept: int = 0
+    noise: bytes = b""
+    """The host's lines that are no messages, the first `NOISE_BYTES_MAX` bytes of them."""
+    book: CallBook | None = None
+    """None until the host asks about a call or reports one."""
+    unclaimed: int = 0
+    """Changed files that no event names."""
+    _turns: int = 0
+    losses: tuple[Json, ...] = ()
+    _losses_bytes: int = 0
+    limit: tuple[str, str] | None = None
+    """The limit of the order that was reached, as a reason for the end and in words."""
+    objections: tuple[Objection, ...] = ()
+    """What the policy objects to."""
+    forbidden: tuple[dict[str, str], ...] = ()
+    """Changes that were found and that no rule allows, as the receipt lists them."""
+
+    def __post_init__(self) -> None:
+        self.root = self.root or self.order.workspace.root
+        self.settings = settings_of(self.order.config.vendor)
+
+    def replays(self, told: dict[str, Json]) -> None:
+        """The events tell of another run: nothing of them was done or spent here, so none of them is judged."""
+        self.replayed, self.added = True, {**self.added, "replay": told}
+
+    def hello(self, hello: Hello, manifest: Manifest) -> None:
+        self.said_hello = True
+        self.plane = hello.backends is not msgspec.UNSET
+        self.manifest = manifest
+        self.mode = hello.mode
+        self.extensions = hello.extensions
+        self.backend = hello.backend
+
+    def add_noise(self, line: bytes) -> None:
+        """Count a line that is no message, and keep it if there is room."""
+        self.counts["noise_lines"] += 1
+        if len(self.noise) < NOISE_BYTES_MAX:
+            self.noise = (self.noise + line + b"\n")[:NOISE_BYTES_MAX]
+
+    @property
+    def calls(self) -> CallBook:
+        """The calls of the run, and what was asked about them."""
+        if self.book is None:
+            self.book = CallBook()
+        return self.book
+
+    def asked(self, ask: Ask) -> None:
+        """Record a question of the host."""
+        name, id = ask.name if isinstance(ask.name, str) else "", ask.tool_use_id or None
+        if ask.kind == "patch":
+            self.calls.ask_patch(ask.id, [relative_path(path, self.root) for path in ask.files or ()], id=id)
+            return
+        input = None if ask.input is msgspec.UNSET else self._comparable(ask.input)
+        if ask.kind == "tool":
+            self.calls.ask(ask.id, name, input, id=id, files=self._written(name, input))
+        elif ask.kind == "result":
+            self.calls.ask_result(ask.id, name, input, id=id)
+
+    def answered(self, ask: Ask, decision: Decision) -> None:
+        """Record the answer to a question."""
+        name = PATCH_TOOL if ask.kind == "patch" else ask.name if isinstance(ask.name, str) else ""
+        input = decision.input if decision.input is msgspec.UNSET else self._comparable(decision.input)
+        self.calls.answer(ask.id, name, decision.decision, input)
+
+    def _comparable(self, input: Json) -> Json:
+        """Return an input as events have it: without secrets, its paths below the root relative to it."""
+        return below(self.root, self.redactor.json(input)[0])
+
+    def _written(self, name: str, input: Json) -> list[str]:
+        """Return the files that a call would change."""
+        shape = TOOLS.get(neutral(name))
+        if shape is None or not shape.writes:
+            return []
+        return [relative_path(path, self.root) for path in touched(shape, input).paths if path]
+
+    def fold_claims(self, events: Sequence[AgentEvent], first: int) -> None:
+        """Add what these events of the host claim; most kinds of events claim nothing and are passed over.
+
+        Args:
+            first: place of the first of them in the trace.
+        """
+        if self.replayed:
+            return
+        for number, event in enumerate(events, first):
+            if type(event) in CLAIMING or event.ext is not msgspec.UNSET:
+                if self.claims is None:
+                    self.claims = Judge(lambda path: workspace_path(path, self.root))
+                self.claims.take(number, event)
+
+    def look(self, event: AgentEvent) -> CallRecord | None:
+        """Record an event about files, tools, usage or the session; return the call that it belongs to."""
+        assert self.policy is not None
+        if self.replayed:
+            return None
+        if isinstance(event, Warned | Carried):
+            self.folded = fold(self.folded, event)
+            self._spend(event)
+            if isinstance(event, LossReported):
+                self._lose(event.body)
+            return None
+        turns_max = self.order.config.max_turns
+        if turns_max is not None and self._turns >= turns_max and isinstance(event, ToolCall):
+            self.limit = self.limit or ("max_turns", f"the agent goes on after {turns_max} turns (max_turns)")
+        if isinstance(event, Failed):
+            self.reported = (self.reported[0] + 1, event.message)
+            return None
+        if isinstance(event, FileChanged):
+            path = relative_path(event.path, self.root)
+            if self._claimed_chars + len(path) <= PATHS_CHARS_MAX:
+                self._claimed_chars += len(path)
+                self.claimed_paths.add(path)
+        call, is_settled = self._note_call(event), False
+        if isinstance(event, CommandExecuted):
+            is_settled = (
+                call is not None and call.answer == "allow" and "bash" in tool_names(call.asked_as or call.tool)
+            )
+        decision = self.policy.audit(event, root=self.root)
+        if decision is None or decision.rule is None:
+            return call
+        self.counts["objections"] += 1
+        objection = Objection(decision.rule.name, decision.reason, call if isinstance(event, ToolCall) else None)
+        if len(self.objections) < OBJECTIONS_MAX and not (is_settled and not objection.is_forbidden):
+            self.objections += (objection,)
+        return call
+
+    def _note_call(self, event: AgentEvent) -> CallRecord | None:
+        """Record a call, its command or its result, and return the call."""
+        if isinstance(event, ToolCall):
+            files = self._written(event.tool_name, event.input)
+            return self.calls.called(event.tool_name, below(self.root, event.input), event.tool_use_id, files)
+        if isinstance(event, ToolResult):
+            return self.calls.ended(event.tool_name, event.tool_use_id, is_error=event.is_error)
+        return self.calls.ran(event.command) if isinstance(event, CommandExecuted) else None
+
+    def _lose(self, loss: Json) -> None:
+        self.counts["losses"] += 1
+        if len(self.losses) < LOSSES_MAX:
+            size = len(canonical.encode(loss))
+            if self._losses_bytes + size <= LOSSES_BYTES_MAX:
+                self.losses += (loss,)
+                self._losses_bytes += size
+
+    def found(self, paths: Collection[str]) -> None:
+        """Judge the files that did change, whoever says so.
+
+        Args:
+            paths: in the workspace, relative to it.
+        """
+        assert self.policy is not None
+        # A file named `~` is no home folder here.
+        decisions = (self.policy.decide_write(f"./{path}", self.root) for path in sorted(paths))
+        rows = [(it.rule.name, it.reason) for it in decisions if it.rule is not None and it.rule.name == "deny_write"]
+        self.counts["objections"] += len(rows)
+        told = ((rule, self.redactor.text(reason)[0]) for rule, reason in rows[:OBJECTIONS_MAX])
+        self.forbidden = tuple({"rule": rule, "reason": reason} for rule, reason in told)
+        self.unclaimed = len(set(paths) - self.claimed_paths) if not self.replayed else 0
+        if self.book is not None:
+            # In place the user may have changed them meanwhile.
+            here = paths if self.order.workspace.mode == "staged" else ()
+            self.book.changed({*here, *self.claimed_paths})
+
+    def _spend(self, event: Warned | Carried) -> None:
+        """Turns and money, as far as the host reports them; what it does not report is not known here."""
+        limits = self.order.config
+        if isinstance(event, TurnEnded):
+            self._turns += 1
+            if limits.max_turns is not None and self._turns > limits.max_turns:
+                self.limit = self.limit or ("max_turns", f"more than {limits.max_turns} turns (max_turns)")
+            reason = event.body.get("stop_reason")  # A host that ends its turn at a limit of the order names it.
+            if {"max_turns": limits.max_turns, "budget": limits.max_budget_usd}.get(str(reason)) is not None:
+                self.limit = self.limit or (str(reason), event.message)
+        if not isinstance(event, UsageReported):
+            return
+        used, cost = self.folded.usage, event.body.get("estimated_cost_usd")
+        self.spent(used.input_tokens, used.output_tokens, cost if isinstance(cost, int | float) else None)
+
+    def spent(self, input_tokens: int | None, output_tokens: int | None, usd: float | None) -> None:
+        """Hold what was used so far against the order's budgets; None is unknown."""
+        tokens_max, usd_max = self.settings.get("budget_tokens"), self.order.config.max_budget_usd
+        known = (input_tokens or 0) + (output_tokens or 0)  # At least so many: enough to be too many.
+        if isinstance(tokens_max, int) and known > tokens_max:
+            self.limit = self.limit or ("budget", f"{known} tokens used of {tokens_max} (budget_tokens)")
+        if usd_max is not None and usd is not None and usd > usd_max:
+            self.limit = self.limit or ("budget", f"{usd:g} USD spent of {usd_max:g} (max_budget_usd)")
+
+    def final(self, claim: Receipt, raw: dict[str, Any]) -> None:
+        """Take in the host's own receipt; what it says was used counts for the order's budgets."""
+        self.claim, self.claim_raw = claim, raw
+        if not self.replayed:
+            self.spent(claim.usage.input_tokens, claim.usage.output_tokens, claim.usage.estimated_cost_usd)
+
+    def claimed_trace(self, trace: list[Json]) -> None:
+        """Record the trace in a host's receipt: its size, its hash, and a hash of each event."""
+        digest = canonical.sha256_hex(b",".join(canonical.encode(event) for event in trace))
+        self.claimed_events = (len(trace), digest)
+        events = (carried(read_event(event, now=lambda: "")) for event in trace)
+        self.claimed_keys = array("q", filter(None, (self.event_key(canonical.encode(event)) for event in events)))
+
+    def event_key(self, line: bytes) -> int:
+        """Hash an event's canonical line without its time; 0 for a piece of text whose cuts the redactor moves."""
+        if self.redactor.forms and (line.endswith(_PIECE) or line.startswith(_OUTPUT)):
+            return 0
+        start = line.rfind(b'"ts":"')
+        return hash(line[:start] + line[line.find(b'"', start + 6) :]) or 1
+
+    def fatal(self, fatal: Fatal) -> None:
+        if isinstance(fatal.error_code, str) and fatal.error_code not in CODES:
+            self.added["error_code"] = fatal.error_code
+        if isinstance(fatal.receipt, dict):
+            # In place of this comes the whole chain, when the receipt can be read.
+            self.inner = {"receipt_sha256": fatal.receipt.get("receipt_sha256")}
+
+    def ended(self, stderr: bytes, stderr_dropped: int, swept: int) -> None:
+        self.stderr, count = self.redactor.data(stderr)
+        self.counts["redacted"] += count
+        self.stderr_dropped, self.swept = stderr_dropped, swept
+
+    def clean_json(self, value: Json) -> Json:
+        """Return a JSON value without the secrets of this run."""
+        clean, count = self.redactor.json(value)
+        self.counts["redacted"] += count
+        return clean
+
+    def last_words(self, stderr: bytes) -> str | None:
+        """The end of a child's stderr for an error message; None when it said nothing."""
+        text = self.redactor.data(stderr)[0].decode("utf-8", "replace").strip()
+        return text[-WORDS_CHARS_MAX:] or None
+
+    @property
+    def claimed_outcome(self) -> str:
+        return self.claim.outcome if self.claim is not None else "failed"
+
+    @property
+    def fail_on(self) -> list[Json]:
+        """The findings for which doors report the run as failed: the order's; all for the profile `ci`."""
+        asked = self.settings.get("fail_on")
+        if isinstance(asked, list):
+            return list(dict.fromkeys(asked))
+        return list(FINDINGS) if self.policy is not None and has_rules_of(self.policy.profile, "ci") else []
+
+    def failed_on(self, claimed: Json) -> tuple[str, ...]:
+        """Return the findings of `fail_on` that a run without violations has, by the verdicts on its claims."""
+        calls = self.book.to_wire() if self.book is not None else None
+        return failed_on({"fail_on": self.fail_on, "calls": calls, "claimed": claimed})
+
+
+def relative_path(path: str, root: str) -> str:
+    """A path as the patch would write it, as far as its text tells."""
+    return posixpath.relpath(path, root) if path.startswith("/") else posixpath.normpath(path)
+
+
+def workspace_path(path: str, root: str) -> str | None:
+    """A path as the patch would write it; None outside of the workspace, and in git's own folder."""
+    found = relative_path(path, root)
+    return None if found.split("/", 1)[0] in ("..", "", ".git") or "\0" in found else found
