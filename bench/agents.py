@@ -122,7 +122,7 @@ async def ready(agent: str, server: ModelServer, message: wire.RunMessage, state
 
 
 def speak_claude(child: subprocess.Popen[bytes], text: str) -> None:
-    hooks = answers.wanted(results=False, answer_s=HOOK_S)
+    hooks = answers.wanted((), answer_s=HOOK_S)
     request = {"subtype": "initialize", "hooks": hooks}
     say(child, {"type": "control_request", "request_id": "backplane-1", "request": request})
     words = {"role": "user", "content": text}

@@ -17,7 +17,6 @@ from backplane.agents.acp.reader import MESSAGE_CHARS_MAX
 from backplane.agents.acp.reader import EventReader as AcpReader
 from backplane.agents.claude.reader import EventReader as ClaudeReader
 from backplane.agents.codex.reader import EventReader as CodexReader
-from backplane.agents.rows import Notice
 from backplane.contract.deltas import Deltas, take_back, taken_back
 from backplane.contract.events import AgentEvent, AssistantDelta, AssistantMessage, RetryReported, carried
 from backplane.protocol.jsonrpc import Notification
@@ -127,13 +126,9 @@ def update(body: Any) -> Notification:
 
 def acp(broken: list[Broken], whole: str, streamed: bool) -> list[AgentEvent]:
     """Few agents say by this protocol that a stream broke; else what had come stands, and the message has it."""
-    reader = AcpReader(
-        lambda: NOW, "/w", {}, notices=[Notice("Again!", retry=True), Notice("Oh no", "backend_timeout")]
-    )
+    reader = AcpReader(lambda: NOW, "/w", {})
     events: list[AgentEvent] = []
-    more = {"said": "Again!", "retried": "Oh no"}
-    pieces = [piece for text, how in broken for piece in (text, more.get(how, ""))]
-    for piece in [*pieces, *(whole if streamed else [whole])]:
+    for piece in [*(text for text, _ in broken), *(whole if streamed else [whole])]:
         content = {"type": "text", "text": piece}
         events += reader.read(update({"sessionUpdate": "agent_message_chunk", "content": content}))
     return [*events, *reader.end("end_turn")]

@@ -170,7 +170,7 @@ def test_words_that_the_record_has_not_are_of_a_broken_stream(reader: EventReade
     assert reader.is_broken
     events += [*reader.take_back(), *reader.end("end_turn")]
     assert fold(events) == []
-    assert not reader.closed_with_words
+    assert not reader.spoke
 
 
 @pytest.mark.parametrize("tokens", [None, {}, {"input": 7, "output": 0}])

@@ -56,10 +56,12 @@ class Turn:
             await anyio.sleep_forever()
         return Done()
 
-def speak(way, run, child, begun):
-    if way == "fails":
-        raise ConfigError("config_invalid", "the order is not done")
-    return Turn(way, run, child)
+class Agent:
+    @staticmethod
+    def speak(way, run, child, begun):
+        if way == "fails":
+            raise ConfigError("config_invalid", "the order is not done")
+        return Turn(way, run, child)
 """
 
 

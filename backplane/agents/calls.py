@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from backplane.agents.events import EventFactory, exit_code
-from backplane.agents.gate import ToolVerdict, command_of
+from backplane.agents.gate import ToolRequest, ToolVerdict, command_of
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 
@@ -30,6 +30,10 @@ class OpenCall(msgspec.Struct):
     """Kind of the call in the agent's protocol; empty if that has no kinds."""
     shown: tuple[str, bool] | None = None
     """The result as hooks showed it to the model, and whether it is an error; None for the tool's own."""
+
+    def request(self, **more: Any) -> ToolRequest:
+        """Return the call as a request of the gate."""
+        return ToolRequest(id=self.id, tool=self.tool, name=self.name, input=self.input, **more)
 
 
 class OpenCalls:

@@ -108,7 +108,7 @@ class Gate:
 
     async def _asked(self, request: ToolRequest) -> ToolVerdict:
         """Ask the control plane, and judge an input that its answer changed."""
-        name, input = self._name_above(request), request.input
+        name, input = self.name_of(request), request.input
         asked = {"id": request.id or None, "command": command_of(input), "cwd": self._root}
         answer = await self._run.may(name, input, **asked)
         if answer.decision == "deny":
@@ -132,8 +132,8 @@ class Gate:
         by_allowed = {ruling.allowed: ruling for ruling in reversed(rulings)}
         return next((by_allowed[one] for one in ("deny", "ask", "allow") if one in by_allowed), None)
 
-    def _name_above(self, request: ToolRequest) -> str:
-        """Return the name to ask the control plane by: it gets one name, and decides by it as all names decide here."""
+    def name_of(self, request: ToolRequest) -> str:
+        """Return the name for the control plane: it gets one name, and decides by it as all names decide here."""
         ruling = self._ruling(request, request.input)
         wanted = ruling.allowed if ruling is not None else "allow"
         for name in dict.fromkeys((request.name, *request.neutral, request.tool)):

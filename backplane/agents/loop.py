@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -20,15 +19,16 @@ from backplane.agents.order import (
     RunSpec,
     asked_at,
     budget_of,
-    price_from,
     read_history,
     read_images,
+    require_price,
     sampling_of,
+    server_rows,
     shape_of,
-    timed_rows,
+    snippets,
 )
 from backplane.agents.program import first_of
-from backplane.agents.reader import EventReader
+from backplane.agents.reader import EventReader, counts_of
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, limited
 from backplane.config import child_environment
@@ -37,7 +37,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.conversation import Image
 from backplane.contract.events import AgentEvent, AssistantMessage
 from backplane.dialects.history import user_message
-from backplane.dialects.ir import Conversation, Message, Text, TokenCounts, ToolOutput, ToolUse
+from backplane.dialects.ir import Conversation, Message, Text, ToolOutput, ToolUse
 from backplane.errors import BackendError, ConfigError
 from backplane.host import Done, HostRun
 from backplane.tools import SPECS, CallResult, Toolbox
@@ -47,7 +47,7 @@ from backplane.tools.places import ToolRefused
 from backplane.tools.specs import BY_NAME, no_tool
 from backplane.upstream.client import Upstream
 from backplane.upstream.completion import ModelClient, ModelTurn
-from backplane.upstream.cost import MICROS, Spent, most
+from backplane.upstream.cost import MICROS, Spent, most, read_price
 from backplane.upstream.endpoint import endpoint_of
 from backplane.upstream.failure import UpstreamError
 from backplane.upstream.presets import OPTIONS, Service, read_options
@@ -55,9 +55,6 @@ from backplane.upstream.prices import price_of
 
 TURNS_MAX: Final = 250
 """Turns where the order names no limit; long tasks take fifty, and a loop has to end."""
-
-CALLS_MAX: Final = 64
-"""Calls of one turn that are run; models make a dozen, and the others are answered as too many."""
 
 OUTPUT_TOKENS: Final = 16_384
 """Longest answer under a reserved budget where the order sets no `max_tokens`: what most models give, and a call has to
@@ -77,9 +74,6 @@ RESERVED: Final = (
 CONTEXT_CHARS_MAX: Final = 64 * 1024
 """Most characters of a context file in the prompt; the model reads on by itself."""
 
-CONTEXT_FILES_MAX: Final = 50
-"""Context files shown; further ones are named."""
-
 PARAMETERS: Final = (
     "max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "frequency_penalty", "presence_penalty",
     "reasoning_effort", "reasoning_budget", "reasoning_shown", "verbosity", "service_tier",
@@ -93,6 +87,11 @@ NO_TOOLS: Final = (
     "the service took no tools, so the model could neither read nor change files; "
     "set config.vendor.api.without_tools = true if such a run may be complete"
 )
+
+_COUNTERS: Final = {
+    "input": ("input_tokens",), "output": ("output_tokens",), "cache_read": ("cache_read_tokens",),
+    "cache_write": ("cache_write_tokens",),
+}  # fmt: skip
 
 MARKED: Final = frozenset({"claude"})
 """Dialects whose services keep a prompt only up to a mark; the others do so by themselves, or not at all."""
@@ -141,10 +140,10 @@ def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
     if not isinstance(own, dict) or not set(own) <= allowed:
         unknown = sorted(set(own) - allowed) if isinstance(own, dict) else ["api"]
         raise ConfigError("config_invalid", f"config.vendor.api: {unknown[0]!r}", hint=", ".join(sorted(allowed)))
-    price, budget = price_from(service.prices) or (price_of(model) if service.listed else None), budget_of(run)
-    if budget is not None and price is None:
-        fact = f"max_budget_usd cannot be held: what {model!r} costs here is not known"
-        raise ConfigError("config_invalid", fact, hint="options = {prices = {input = …, output = …}}, in dollars")
+    price = price_of(model) if service.listed else None
+    if service.prices is not None:
+        price = read_price(service.prices, "options.prices")
+    require_price(run, price, repr(model))
     tokens = run.order.abp("budget_tokens")
     if tokens is not None and not isinstance(tokens, int):
         raise ConfigError("config_invalid", "config.vendor.abp.budget_tokens", hint="give a whole number of tokens")
@@ -161,7 +160,7 @@ def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
             prompt=prompt_of(run, toolbox),
             shape=shape,
             price=price,
-            budget_micros=budget,
+            budget_micros=budget_of(run),
             turns_max=TURNS_MAX if config.max_turns is None else config.max_turns,
         ),
         history=read_history(run),
@@ -174,12 +173,7 @@ def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
 
 def prompt_of(run: HostRun, toolbox: Toolbox) -> str:
     """The order's task, snippets and files."""
-    context = run.order.context
-    blocks = [run.order.task, *(f"{snippet.name}:\n{snippet.content}" for snippet in context.snippets)]
-    blocks += [_shown(toolbox, path) for path in context.files[:CONTEXT_FILES_MAX]]
-    if len(context.files) > CONTEXT_FILES_MAX:
-        blocks.append("Also to look at: " + ", ".join(context.files[CONTEXT_FILES_MAX:]))
-    return "\n\n".join(blocks)
+    return "\n\n".join([run.order.task, *snippets(run), *(_shown(toolbox, path) for path in run.order.context.files)])
 
 
 def _shown(toolbox: Toolbox, path: str) -> str:
@@ -250,7 +244,7 @@ class Agent(BaseAgent):
         turns_max = self.session.spec.turns_max or 0
         while self.reader.spent.requests < turns_max:
             conversation = _marked(self._conversation)
-            call: dict[str, int | None] = {}
+            worst: dict[str, int | None] = {}
             if self.task.reserved:
                 sent = self.model.request_bytes(conversation) + HIDDEN_TOKENS
                 room, why = self._room(conversation, sent)
@@ -259,25 +253,43 @@ class Agent(BaseAgent):
                     return limited("budget", why)
                 options = {**conversation.options, "max_tokens": room}
                 conversation = msgspec.structs.replace(conversation, options=options)
-                call = self._call_most(sent, room)
+                worst = self._worst(sent, room)
             self.reader.has_called = True
             longest = int(conversation.options.get("max_tokens") or OUTPUT_TOKENS)
             self.model.on_lost = functools.partial(self._lost, longest)
             turn = await self.model.ask(conversation, self._hear, now=self._run.now)
-            await self._count(turn, call)
+            await self._count(turn, worst)
             self._add(turn.message)
             if turn.text or turn.proof is not None:
                 await self._run.emit(_said(turn, self._run.now()))
             self.reader.goes_on = bool(turn.calls)
             limit = self.session.limit()
+            results = [await self._result(call, limit) for call in turn.calls]
             if limit is not None:
-                await self._answers(turn.calls, f"not run: {limit.words}")
                 return limit
-            if turn.calls:
-                self._add(Message(role="tool", parts=tuple(await self._answers(turn.calls))))
+            if results:
+                self._add(Message(role="tool", parts=tuple(results)))
             elif turn.stop != "pause":
                 return self._ended(turn)
         return limited("max_turns", f"the limit of {turns_max} turns")
+
+    def _add(self, message: Message) -> None:
+        messages = (*self._conversation.messages, message)
+        self._conversation = msgspec.structs.replace(self._conversation, messages=messages)
+
+    def _ended(self, turn: ModelTurn) -> Ending:
+        if turn.stop in ("refusal", "content_filter"):
+            fact = f"the model's service withheld the answer ({turn.stop_raw or turn.stop})"
+            raise BackendError("backend_content_filtered", fact, hint="say the task in other words")
+        if turn.stop == "max_tokens":
+            words = "the answer was cut at the limit of its length (max_tokens)"
+        elif self.model.has_lost_tools and not self.task.without_tools:
+            words = NO_TOOLS
+        else:
+            words = "" if turn.text else "the model ended without an answer"
+        return Ending(outcome="partial" if words else "complete", words=words, text=turn.text)
+
+    # What it costs ----------------------------------------------------------------------------------------------------
 
     def _room(self, conversation: Conversation, sent: int) -> tuple[int, str]:
         """Return how long the next answer may be, in tokens, so that its call costs no more than what is left.
@@ -304,91 +316,73 @@ class Agent(BaseAgent):
                 return 0, f"{left} tokens are left, and the next call could use more (budget_tokens)"
         return room, ""
 
-    def _call_most(self, sent: int, room: int) -> dict[str, int | None]:
+    def _worst(self, sent: int, room: int) -> dict[str, int | None]:
         """Return the most that a call can cost."""
         price = self.task.spec.price
         return {"usd_micros": None if price is None else most(price, sent, room), "tokens": sent + room}
 
-    def _add(self, message: Message) -> None:
-        messages = (*self._conversation.messages, message)
-        self._conversation = msgspec.structs.replace(self._conversation, messages=messages)
+    def _spend(self, costs: Mapping[str, int | None]) -> None:
+        """Add the most that a call has cost; the sum is unknown once one of them is."""
+        for name, more in costs.items():
+            so_far = self._most[name]
+            self._most[name] = None if so_far is None or more is None else so_far + more
 
-    def _ended(self, turn: ModelTurn) -> Ending:
-        if turn.stop in ("refusal", "content_filter"):
-            fact = f"the model's service withheld the answer ({turn.stop_raw or turn.stop})"
-            raise BackendError("backend_content_filtered", fact, hint="say the task in other words")
-        if turn.stop == "max_tokens":
-            words = "the answer was cut at the limit of its length (max_tokens)"
-        elif self.model.has_lost_tools and not self.task.without_tools:
-            words = NO_TOOLS
-        else:
-            words = "" if turn.text else "the model ended without an answer"
-        return Ending(outcome="partial" if words else "complete", words=words, text=turn.text)
-
-    async def _hear(self, event: AgentEvent) -> None:
-        """Pass on what a turn says; counters become those of the whole run."""
-        body = event.ext.get("usage") if isinstance(event.ext, dict) else None
-        if isinstance(body, dict):
-            await self._report(self.reader.spent.plus(_usage(body), self.task.spec.price).usage())
-        else:
-            await self._run.emit(event)
-
-    async def _count(self, turn: ModelTurn, at_most: Mapping[str, int | None]) -> None:
+    async def _count(self, turn: ModelTurn, worst: Mapping[str, int | None]) -> None:
         one = Spent().plus(turn.usage, self.task.spec.price)
         tokens = None if one.input is None or one.output is None else one.input + one.output
-        for name, known in (("usd_micros", one.micros), ("tokens", tokens)):
-            so_far, more = self._most[name], at_most.get(name) if known is None else known
-            self._most[name] = None if so_far is None or more is None else so_far + more
+        known = {"usd_micros": one.micros, "tokens": tokens}
+        self._spend({name: worst.get(name) if cost is None else cost for name, cost in known.items()})
         self.reader.spent = self.reader.spent.plus(turn.usage, self.task.spec.price)
         self._named = turn.model or self._named
         await self._report(self.reader.spent.usage())
 
     async def _lost(self, longest: int, request: dict[str, Any]) -> bool:
         """Count a call whose answer was lost as the most that it can cost; return True if it may be made again."""
-        call = self._call_most(len(msgspec.json.encode(request)) + HIDDEN_TOKENS, longest)
-        for name, more in call.items():
-            so_far = self._most[name]
-            self._most[name] = None if so_far is None or more is None else so_far + more
-        self.reader.spent = self.reader.spent.plus_lost(call["usd_micros"])
+        worst = self._worst(len(msgspec.json.encode(request)) + HIDDEN_TOKENS, longest)
+        self._spend(worst)
+        self.reader.spent = self.reader.spent.plus_lost(worst["usd_micros"])
         await self._report(self.reader.spent.usage())
         limits = {"usd_micros": self.task.spec.budget_micros, "tokens": self.task.budget_tokens}
         for name, limit in limits.items():
-            used, again = self._most[name], call[name] if self.task.reserved else 0
+            used, again = self._most[name], worst[name] if self.task.reserved else 0
             if limit is not None and (used is None or used + (again or 0) > limit):
                 return False
         return True
+
+    async def _hear(self, event: AgentEvent) -> None:
+        """Pass on what a turn says; counters become those of the whole run."""
+        body = event.ext.get("usage") if isinstance(event.ext, dict) else None
+        if isinstance(body, dict):
+            counts = counts_of([body], _COUNTERS)
+            await self._report(self.reader.spent.plus(counts, self.task.spec.price).usage())
+        else:
+            await self._run.emit(event)
 
     async def _report(self, usage: receipt.Usage) -> None:
         counters = msgspec.to_builtins(usage)
         known = {name: value for name, value in counters.items() if value is not None}
         if known != self._reported:
             self._reported = known
-            await self._run.carry(
-                "usage", known, f"{usage.input_tokens or 0} tokens in, {usage.output_tokens or 0} out so far"
-            )
+            words = f"{usage.input_tokens or 0} tokens in, {usage.output_tokens or 0} out so far"
+            await self._run.carry("usage", known, words)
 
     def raw(self) -> dict[str, Json]:
-        price, turns = self.task.spec.price, self.reader.spent.requests
-        raw = {"model": self._named or self.task.model, "protocol": self.model.protocol, "turns": turns}
+        price, spent = self.task.spec.price, self.reader.spent
+        raw = {"model": self._named or self.task.model, "protocol": self.model.protocol, "turns": spent.requests}
         if price is not None:
-            cost = {"usd_micros": self.reader.spent.micros, "source": price.source, "read_on": price.read_on or None}
-            raw["cost"] = cost
+            raw["cost"] = {"usd_micros": spent.micros, "source": price.source, "read_on": price.read_on or None}
         if self.task.reserved:
             raw["budget_rule"] = RESERVED
         return raw
 
     # Tools ------------------------------------------------------------------------------------------------------------
 
-    async def _answers(self, calls: tuple[ToolUse, ...], refused: str | None = None) -> list[ToolOutput]:
-        """Every call has its answer, in the order of the calls."""
-        answers = []
-        for number, call in enumerate(calls):
-            why = refused or (f"not run: more than {CALLS_MAX} calls at once" if number >= CALLS_MAX else None)
-            answers.append(await self._answer(call, why))
-        return answers
-
-    async def _answer(self, call: ToolUse, refused: str | None) -> ToolOutput:
-        result = CallResult(refused, is_error=True) if refused is not None else await self._call(call)
+    async def _result(self, call: ToolUse, limit: Ending | None) -> ToolOutput:
+        """Run a call, unless a limit of the run is reached, and report its result."""
+        if limit is None:
+            result = await self._call(call)
+        else:
+            result = CallResult(f"not run: {limit.words}", is_error=True)
         await self._run.tool_result(call.name, result.text, is_error=result.is_error, id=call.id)
         return ToolOutput(id=call.id, content=(Text(text=result.text),), is_error=result.is_error, flat=True)
 
@@ -396,7 +390,7 @@ class Agent(BaseAgent):
         name = call.name
         request = ToolRequest(id=call.id, tool=name, name=name, input=call.input, takes_input=True)
         verdict = await self.session.gate.decide(request)
-        self.reader.calls.verdicts.pop(call.id, None)  # Services may give a later call the same id.
+        self.session.verdicts.pop(call.id, None)  # Services may give a later call the same id.
         if verdict.refused is not None:
             return CallResult(f"policy_denied: {verdict.refused}", is_error=True)
         input = verdict.input
@@ -435,15 +429,6 @@ def _said(turn: ModelTurn, now: str) -> AgentEvent:
     return AssistantMessage(ts=now, text=turn.text, **proof)
 
 
-def _usage(body: Mapping[str, Any]) -> TokenCounts:
-    return TokenCounts(
-        input=body.get("input_tokens"),
-        output=body.get("output_tokens"),
-        cache_read=body.get("cache_read_tokens"),
-        cache_write=body.get("cache_write_tokens"),
-    )
-
-
 # The run --------------------------------------------------------------------------------------------------------------
 
 
@@ -458,41 +443,29 @@ async def drive(run: HostRun) -> Done:
     """Have a model of this process's service do the order."""
     service, keys = _own_service()
     root, env = run.order.workspace.root, without(child_environment({}, run.order.config.env, os.environ), keys)
-    toolbox = Toolbox(
-        root,
-        run.policy,
-        env=env,
-        hear=lambda text: _heard(run, text),
-        ask_user=lambda question, options: _asked(session, question, options),
-        grace_s=lambda: run.grace_s,
-    )
+
+    async def hear(text: str) -> None:
+        last = text.rstrip("\n").rpartition("\n")[2][:200]
+        await run.carry("output", {"stream": "stdout", "text": text}, last if text else "the command still runs")
+
+    async def warn(name: str, words: str) -> None:
+        await run.carry("absent_server", {"name": name}, words)
+
+    async def ask(question: str, options: tuple[str, ...]) -> str:
+        return (await session.ask_person(question, options))[1]
+
+    toolbox = Toolbox(root, run.policy, env=env, hear=hear, ask_user=ask, grace_s=lambda: run.grace_s)
     task = read_task(run, service, toolbox)
+    endpoint = msgspec.structs.replace(
+        endpoint_of(service, keys), base_url=asked_at(service.base_url) or service.base_url
+    )
     async with (
-        _connected(service, keys) as model,
-        open_servers(timed_rows(run, ()), env=env, cwd=root, warn=functools.partial(_warn_of_server, run)) as servers,
+        Upstream(endpoint) as upstream,
+        open_servers(server_rows(run, (), timed=True), env=env, cwd=root, warn=warn) as servers,
     ):
+        model = ModelClient(upstream, parallel=service.parallel_tools, stream=service.stream, dialect=service.dialect)
         session = AgentRun(run, task.spec, lambda session: Agent(session, task, model, toolbox, servers))
         try:
             return await session.go()
         except BaseExceptionGroup as group:
             raise first_of(group) from group
-
-
-@asynccontextmanager
-async def _connected(service: Service, keys: Mapping[str, str]) -> AsyncIterator[ModelClient]:
-    endpoint = msgspec.structs.replace(endpoint_of(service, keys), base_url=asked_at(service.base_url))
-    async with Upstream(endpoint) as upstream:
-        yield ModelClient(upstream, parallel=service.parallel_tools, stream=service.stream, dialect=service.dialect)
-
-
-async def _heard(run: HostRun, text: str) -> None:
-    last = text.rstrip("\n").rpartition("\n")[2][:200]
-    await run.carry("output", {"stream": "stdout", "text": text}, last if text else "the command still runs")
-
-
-async def _warn_of_server(run: HostRun, name: str, words: str) -> None:
-    await run.carry("absent_server", {"name": name}, words)
-
-
-async def _asked(session: AgentRun, question: str, options: tuple[str, ...]) -> str:
-    return (await session.ask_person(question, options))[1]

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -36,10 +36,7 @@ _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
 class Continuation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Wish of an order about its conversation: one at most.
-
-    In silence such an order would begin a conversation that nobody meant.
-    """
+    """Wish of an order about its conversation: to keep it, to resume one, or to fork one."""
 
     keep: bool = False
     resume: str | None = None
@@ -122,10 +119,6 @@ def behind_key_proxy() -> bool:
     return KEY_PROXY in os.environ
 
 
-@overload
-def asked_at(base_url: str) -> str: ...
-@overload
-def asked_at(base_url: str | None) -> str | None: ...
 def asked_at(base_url: str | None) -> str | None:
     """Return where the agent is to ask its model's service: at the control plane's proxy where that has its key."""
     proxy = os.environ.get(KEY_PROXY)
@@ -198,24 +191,15 @@ def require_price(run: Given, prices: object, model: str = "the model") -> None:
     """Refuse a budget that cannot be held. Raises ConfigError: `config_invalid`, nobody said what the model costs."""
     if run.order.config.max_budget_usd is not None and prices is None:
         fact = f"max_budget_usd cannot be held: what {model} costs is not known"
-        raise ConfigError("config_invalid", fact, hint=PRICED)
-
-
-PRICED: Final = "options = {prices = {input = …, output = …}}, in dollars"
+        raise ConfigError("config_invalid", fact, hint="options = {prices = {input = …, output = …}}, in dollars")
 
 
 # The rest of the order ------------------------------------------------------------------------------------------------
 
 
-def shows_results(run: Given) -> bool:
-    """Return True if hooks of the order look at results of tools before the agent's model does."""
-    rows = run.order.abp("hooks") or ()
-    return any(isinstance(row, dict) and row.get("event") == "post_tool" for row in rows)
-
-
-def tells_subagents(run: Given) -> bool:
-    """Return whether a hook of the order observes the end of sub-agents."""
-    return any(isinstance(row, dict) and row.get("event") == "subagent_end" for row in run.order.abp("hooks") or ())
+def hook_events(run: Given) -> set[Json]:
+    """Return the events that hooks of the order wait for: `post_tool` looks at results before the model does."""
+    return {row.get("event") for row in run.order.abp("hooks") or () if isinstance(row, dict)}
 
 
 def require_able(run: Given, row: AgentRow) -> None:
@@ -226,7 +210,7 @@ def require_able(run: Given, row: AgentRow) -> None:
     """
     facts = {
         "config.vendor.abp.session": read_conversation(run).kept and not row.sessions,
-        "a hook after tools": shows_results(run) and "hooks_post_tool_use" not in row.capabilities,
+        "a hook after tools": "post_tool" in hook_events(run) and "hooks_post_tool_use" not in row.capabilities,
     }
     for name, has_none in facts.items():
         if has_none:
@@ -253,17 +237,18 @@ def own_settings(run: Given, agent: str, known: Collection[str]) -> dict[str, An
     return {**own, "system": "\n\n".join(system)} if system else dict(own)
 
 
-def server_rows(run: Given, configured: Collection[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def server_rows(
+    run: Given, configured: Collection[Mapping[str, Any]], *, timed: bool = False
+) -> dict[str, dict[str, Any]]:
     """Return the MCP servers of configuration and order, as an agent's own client takes them: name → members.
 
-    Raises ConfigError.
+    Args:
+        timed: with the member `tool_ms`, which no vendor's client has.
+
+    Raises:
+        ConfigError: `config_invalid`, a row cannot be read.
     """
-    rows = timed_rows(run, configured)
-    return {name: {key: value for key, value in row.items() if key != "tool_ms"} for name, row in rows.items()}
-
-
-def timed_rows(run: Given, configured: Collection[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the rows of `server_rows` with the member `tool_ms`. Raises ConfigError."""
+    not_theirs = {"name"} if timed else {"name", "tool_ms"}
     ordered = run.order.abp("mcp_servers") or ()
     if not isinstance(ordered, list | tuple):
         raise ConfigError("config_invalid", "config.vendor.abp.mcp_servers is no list")
@@ -276,7 +261,7 @@ def timed_rows(run: Given, configured: Collection[Mapping[str, Any]]) -> dict[st
             raise ConfigError("config_invalid", f"an MCP server cannot be read: {error}", hint=fix) from error
         if not named.name or not {"command", "url"} & set(row):
             raise ConfigError("config_invalid", "an MCP server has no name, or neither command nor url")
-        made[named.name] = {name: value for name, value in row.items() if name != "name"}
+        made[named.name] = {name: value for name, value in row.items() if name not in not_theirs}
     return made
 
 
@@ -331,11 +316,6 @@ def budget_of(run: Given) -> int | None:
     return None if usd is None else micros(Decimal(str(usd)))
 
 
-def price_from(prices: Mapping[str, Any] | None) -> Price | None:
-    """The price that a backend's options name. Raises ConfigError: `config_invalid`."""
-    return None if prices is None else read_price(prices, "options.prices")
-
-
 def shape_of(run: Given) -> AnswerSchema | None:
     """The shape that the answer has to have. Raises ConfigError: `config_invalid`."""
     schema = run.order.abp("output_schema")
@@ -346,15 +326,12 @@ def shape_of(run: Given) -> AnswerSchema | None:
     return AnswerSchema(schema)
 
 
-SAMPLING: Final = ("max_tokens", "temperature")
-
-
 def sampling_of(run: Given) -> dict[str, Any]:
     """The order's own parameters of the model, `config.vendor.abp.sampling`. Raises ConfigError: `config_invalid`."""
     asked = run.order.abp("sampling") or {}
-    if not isinstance(asked, dict) or not set(asked) <= set(SAMPLING):
-        fix = f"it has {' and '.join(SAMPLING)}"
-        raise ConfigError("config_invalid", "config.vendor.abp.sampling cannot be read", hint=fix)
+    if not isinstance(asked, dict) or not set(asked) <= {"max_tokens", "temperature"}:
+        fact = "config.vendor.abp.sampling cannot be read"
+        raise ConfigError("config_invalid", fact, hint="it has max_tokens and temperature")
     return dict(asked)
 
 
@@ -438,7 +415,7 @@ def spec_in_words(run: Given, row: AgentRow, block: Callable[[str, str], Json]) 
         silence_s=row.silence_s,
         conversation=read_conversation(run),
         shape=shape,
-        price=price_from(row.prices),
+        price=None if row.prices is None else read_price(row.prices, "options.prices"),
         labels=row.labels,
         budget_micros=budget_of(run),
         turns_max=run.order.config.max_turns,

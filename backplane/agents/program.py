@@ -56,8 +56,8 @@ async def drive(run: HostRun, package: str, options: Any) -> Done:
 
     Args:
         package: the vendor's. Its `start` has `start(options, run, state)`, which says what is started, with an empty
-            folder for its state; its `agent`, loaded while the program loads, has
-            `speak(options, run, child, begun)`, which makes the run with it.
+            folder for its state; its `agent`, loaded while the program loads, has the class `Agent`, whose
+            `speak(options, run, child, begun)` makes the run with it.
         options: a row of the host's table, with a backend's options over it.
     """
     if run.order.config.max_turns == 0:
@@ -71,8 +71,8 @@ async def drive(run: HostRun, package: str, options: Any) -> Done:
         argv, env = started
         async with open_child(StartCommand(argv=argv, env=env, cwd=run.order.workspace.root)) as child:
             try:
-                speak = importlib.import_module(f"{package}.agent").speak
-                session: AgentRun = speak(options, run, child, BegunProgram(state, env))
+                agent = importlib.import_module(f"{package}.agent").Agent
+                session: AgentRun = agent.speak(options, run, child, BegunProgram(state, env))
                 run.on_cancel, run.on_input, run.on_interrupt = session.cancel, session.more, session.interrupt
                 return await session.go()
             except BaseExceptionGroup as group:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -41,9 +41,9 @@ class EventReader:
 
     Args:
         now: gives the time of an event.
-        root: of the workspace; paths below it are told relative to it.
+        root: of the workspace; paths below it are reported relative to it.
         tools: the agent's names of tools → the contract's.
-        shows: results are seen by others before they are told.
+        shows: hooks see results before they are reported.
     """
 
     READS: ClassVar[dict[str, Callable[[Any, dict[str, Any]], list[AgentEvent]]]] = {}
@@ -70,8 +70,9 @@ class EventReader:
         self.failure: TurnFailure | None = None
         self.resets_at: float | None = None
         """Unix time at which the service takes requests again, by the agent's last word about a limit."""
+        self._pieces: list[str] = []
         self._chars = 0
-        """Characters of an answer that came in pieces and stand in no message yet."""
+        """Pieces of an answer that stand in no message yet, and how many characters they have."""
         self._of: str | None = None
         """Id of the message that they belong to."""
 
@@ -105,13 +106,23 @@ class EventReader:
 
     # The model --------------------------------------------------------------------------------------------------------
 
-    def _piece(self, text: Json, of: str) -> list[AgentEvent]:
-        """Tell a piece of an answer, `of` the message that it belongs to."""
+    def _piece(self, text: Json, of: str = "") -> list[AgentEvent]:
+        """Report a piece of an answer, `of` the message that it belongs to."""
         if not isinstance(text, str) or not text:
             return []
         broken = self._take_back(of)
+        self._pieces.append(text)
         self._chars, self._of = self._chars + len(text), of
         return [*broken, self._make.delta(text)]
+
+    def _message(self, text: Json = None) -> list[AgentEvent]:
+        """Report a whole message: its text, or else the pieces that came; nothing if there are no words."""
+        words = "".join(self._pieces) if text is None else text
+        if not isinstance(words, str) or not words:
+            return []
+        self._clear()
+        self.text, self.spoke = words, True
+        return [self._make.message(words)]
 
     def _take_back(self, of: str | None = None) -> list[AgentEvent]:
         """Take back the words of a message that never became whole, when another takes its place or none follows."""
@@ -120,14 +131,14 @@ class EventReader:
 
     def _clear(self) -> int:
         """Forget the pieces of an answer; return how many characters they had."""
-        chars, self._chars = self._chars, 0
+        chars, self._chars, self._pieces = self._chars, 0, []
         return chars
 
     def _thoughts(self, text: Json) -> list[AgentEvent]:
         return [self._make.thought(text)] if isinstance(text, str) and text else []
 
     def _retried(self, words: str, **body: Json) -> list[AgentEvent]:
-        """Tell that the model is asked again; what came of its answer does not count."""
+        """Report that the model is asked again; what came of its answer does not count."""
         if self._chars:
             body["taken_back"] = self._clear()
         return [self._make.carried("retry", body, f"the model is asked again: {words[:200]}")]
@@ -159,11 +170,11 @@ class EventReader:
 
     def _warned(self, data: dict[str, Any]) -> list[AgentEvent]:
         words = str(data.get("message") or data.get("summary") or "")
-        is_told = words and not any(all(word in words for word in known) for known in self.QUIET)
-        return [self._make.warning(f"the agent warns: {words[:WORDS_CHARS_MAX]}")] if is_told else []
+        is_quiet = any(all(word in words for word in known) for known in self.QUIET)
+        return [self._make.warning(f"the agent warns: {words[:WORDS_CHARS_MAX]}")] if words and not is_quiet else []
 
     def _server(self, data: dict[str, Any]) -> list[AgentEvent]:
-        """Tell that an MCP server is not there: the agent goes to work all the same."""
+        """Report that an MCP server is not there: the agent goes to work all the same."""
         status = data.get("status")
         if status not in GONE:
             return []
@@ -171,11 +182,15 @@ class EventReader:
         return [self._make.gone(name, data.get("error") or status)]
 
 
-def counts_of(told: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> TokenCounts:
+def counts_of(rows: Iterable[Mapping[str, Any]], names: Mapping[str, tuple[str, ...]]) -> TokenCounts:
     """Map an agent's counters to the contract's.
 
     Args:
-        names: our counter → the agent's whose sum it is; one of which none is told is not known.
+        rows: objects with counters, which are added up.
+        names: our counter → the agent's whose sum it is; it is unknown if no row has one of them.
     """
-    known = {ours: [told[one] for one in theirs if is_count(told.get(one))] for ours, theirs in names.items()}
+    given = list(rows)
+    known = {
+        ours: [row[one] for row in given for one in theirs if is_count(row.get(one))] for ours, theirs in names.items()
+    }
     return TokenCounts(**{ours: sum(counts) for ours, counts in known.items() if counts})

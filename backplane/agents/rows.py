@@ -61,7 +61,7 @@ OF_DRIVER: Final[Mapping[str, tuple[str, ...]]] = {
     "kimi": ("model", "prices", "provider", "context_tokens", "retries"),
     "acp": (
         "sessions", "model", "prices", "adds_version", "arguments", "home", "env", "files", "config", "own_server",
-        "mode", "model_by", "usage", "tools", "notices", "failed_request", "log", "asks_anew", "in_place",
+        "mode", "model_by", "usage", "tools", "failed_request", "log", "asks_anew", "in_place",
     ),
 }  # fmt: skip
 """Driver → its other options; a driver without an entry takes those of Codex."""
@@ -113,29 +113,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Member that takes the model's name."""
     shows_images: bool = False
     """The agent sends images only to a model whose entry in its configuration takes them."""
-
-
-class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Words that an agent puts among its model's: a whole chunk of a message, known by how it begins."""
-
-    says: str
-    """A regular expression that the chunk begins with; empty for a turn that ends after a tool and without a word."""
-    code: str | None = None
-    """The failure of a turn that ends with it; without one it is a note."""
-    retry: bool = False
-    """The model is asked anew, and its words since the last message do not count."""
-
-    def __post_init__(self) -> None:
-        try:
-            re.compile(self.says)
-        except re.error as error:
-            raise ValueError(f"`says` of a notice is no regular expression: {error}") from error
-        if self.code is not None and self.code not in CODES:
-            raise ValueError(f"{self.code!r:.80} of a notice is no code of the contract")
-        if self.code is not None and self.retry:
-            raise ValueError("a notice is a failure or a retry, not both")
-        if not self.says and self.code is None:
-            raise ValueError("a notice that says nothing has a code")
 
 
 class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -211,8 +188,6 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Message in which the agent reports tokens."""
     tools: dict[str, str] = {}
     """The agent's names of tools → the neutral names."""
-    notices: tuple[Notice, ...] = ()
-    """The agent's own words among its model's; the first that fits counts."""
     failed_request: str = ""
     """A regular expression for the line of the log that reports a failed request; empty if the agent writes none."""
     log: str = ""

@@ -1,29 +1,30 @@
 """One run of an agent as one state machine, whatever vendor's agent it is: opened, turn after turn, judged.
 
 It owns cancel, more input, interrupt, silence, budget and turns, the repairs of an answer of a wanted shape, the
-questions that are open, what is kept of messages, and the end. A vendor gives an `Agent`: `open`, `say`, `stop`,
-`reply(request)`, its `reader.EventReader`, `read(message) → events`, and asks `gate` about each call.
+questions that are open, what is kept of messages, and the end. A vendor gives a `start` and an `Agent`: `spec`, `open`,
+`say`, `add`, `stop`, `reply` and its `reader.EventReader`, and asks `gate` about each call.
 
-To add an agent, write `NAME/agent.py` with these and `NAME/reader.py`: `AgentRun.pipe` is its way to a program that
-speaks JSON-RPC, another framing of lines is another `protocol.jsonrpc.Peer`, and what comes by REST or WebSocket is
-handed to `hear`. `NAME/start.py` says what is started; a row of `hosts/agents.toml` has the rest.
+To add an agent, write `NAME/start.py`, `NAME/agent.py` and `NAME/reader.py`: `AgentRun.pipe` is the way to a program
+that speaks JSON-RPC, another framing of lines is another `protocol.jsonrpc.Peer`, and what comes by REST or WebSocket
+is handed to `hear`. A row of `hosts/agents.toml` has the rest.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import anyio
 import anyio.abc
 import msgspec
 
-from backplane.agents.gate import Gate
+from backplane.agents.gate import Gate, ToolRequest, ToolVerdict
 from backplane.agents.limits import GO_ON, LIMITED, LimitWait, time_in
-from backplane.agents.order import RunSpec
-from backplane.agents.program import CANCEL_SHARE
+from backplane.agents.order import RunSpec, spec_in_words
+from backplane.agents.program import CANCEL_SHARE, BegunProgram
 from backplane.agents.reader import EventReader
+from backplane.agents.rows import AgentRow
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, carry
 from backplane.errors import BackendError, ContractError
@@ -44,7 +45,7 @@ SIGN_OF_LIFE_S: Final = 60.0
 HALT_S: Final = 2.0
 """Seconds for a turn to stop at a limit, before its program is ended; an abort takes milliseconds."""
 REPAIRS_MAX: Final = 2
-"""Tries to correct an answer of the wrong shape; who needs a third does not find it."""
+"""Tries to correct an answer of the wrong shape; a model that needs a third does not find it."""
 WORDS_CHARS_MAX: Final = 2000
 """Most characters of an agent's own words for a failure: a service's answer may be a whole page."""
 MALFORMED_MAX: Final = 20
@@ -73,6 +74,9 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """The answer, in which a wanted shape is looked for."""
 
 
+STOPPED: Final = Ending(outcome="partial", stopped=True)
+
+
 def failed(code: str, words: str, *, stopped: bool = False) -> Ending:
     return Ending(outcome="failed", code=code, words=words, stopped=stopped)
 
@@ -87,7 +91,7 @@ def silent(code: str | None) -> Ending:
 
 
 class Agent:
-    """One vendor's agent in one run; a vendor gives `open`, `say`, `stop`, `reply` and what else differs with it."""
+    """One vendor's agent in one run, made with its run, its row, its program and the program's place."""
 
     keeps_calls = True
     """True if passthrough keeps the agent's calls and answers, too."""
@@ -103,11 +107,25 @@ class Agent:
 
     def __init__(self, session: AgentRun, reader: EventReader) -> None:
         self.session, self.reader = session, reader
-        reader.price = session.spec.price
+        reader.price, reader.calls.verdicts = session.spec.price, session.verdicts
 
-    async def run(self) -> None:
-        """Hear the agent until it says nothing more."""
-        await self.pipe.run()
+    # What a vendor gives ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def spec(cls, row: AgentRow, run: HostRun) -> RunSpec:
+        """Return the order as this agent takes it. Raises ConfigError, BackendError."""
+        return spec_in_words(run, row, cls.image)
+
+    @classmethod
+    def speak(cls, row: AgentRow, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
+        """Make the run with this agent's program. Raises ConfigError, BackendError."""
+        make: Callable[..., Agent] = cls
+        return AgentRun(run, cls.spec(row, run), lambda session: make(session, row, child, begun))
+
+    @staticmethod
+    def image(media_type: str, data: str) -> Json:
+        """Return a picture, in Base64, as a block of a message."""
+        raise NotImplementedError
 
     async def open(self, tasks: anyio.abc.TaskGroup) -> None:
         """Agree on the protocol, and open the conversation. Raises BackendError, ConfigError."""
@@ -115,6 +133,28 @@ class Agent:
     async def say(self, words: Json) -> Ending:
         """Have one turn, from these words to its end. Raises BackendError: `backend_crashed`."""
         raise NotImplementedError
+
+    async def add(self, text: str) -> bool:
+        """Give the turn that goes on more words of the user; False where they have to wait for its end."""
+        return False
+
+    async def stop(self) -> bool:
+        """Stop the turn that goes on; False where none can be stopped."""
+        return False
+
+    async def reply(self, request: Request) -> Json | RpcError:
+        """Answer a question of the agent."""
+        return RpcError(METHOD_NOT_FOUND, f"this host answers no {request.method}")
+
+    def raw(self) -> dict[str, Json]:
+        """Return what the receipt keeps in the agent's own words."""
+        return {}
+
+    # What all have ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Hear the agent until it says nothing more."""
+        await self.pipe.run()
 
     async def again(self, words: Json, *, acted: bool) -> Ending:
         """Have a turn again that a limit of the service ended, in the agent's own conversation.
@@ -128,42 +168,33 @@ class Agent:
         """Return the seconds until the service takes requests again; None if it did not say.
 
         Args:
-            error: the failure that ended the turn; None if the agent told it.
+            error: the failure that ended the turn; None if the agent reported it.
         """
         at = self.reader.resets_at
         return None if at is None else at - time.time()
 
-    async def add(self, text: str) -> bool:
-        """Give the turn that goes on more words of the user; False where they have to wait for its end."""
-        return False
-
-    async def stop(self) -> bool:
-        """Stop the turn that goes on; False where none can be stopped."""
-        return False
-
     async def answer(self, request: Request) -> Json | RpcError:
-        """Answer a question of the agent."""
+        """Answer a question, unless its turn is stopped."""
         return await self.session.attend(self.reply(request), self.withdrawn)
 
-    async def reply(self, request: Request) -> Json | RpcError:
-        return RpcError(METHOD_NOT_FOUND, f"this host answers no {request.method}")
-
-    def raw(self) -> dict[str, Json]:
-        """Return what the receipt keeps in the agent's own words."""
-        return {}
+    async def decide(self, events: Iterable[AgentEvent], request: ToolRequest) -> ToolVerdict:
+        """Report a call that the agent asks about, if it is new, and decide whether it may run."""
+        await self.session.emit(events)
+        self.session.hold_limits()
+        return await self.session.gate.decide(request)
 
     async def must(self, method: str, params: Json) -> dict[str, Any]:
-        """Ask for something that has to be had. Raises BackendError."""
+        """Call a method that has to succeed. Raises BackendError."""
         reply = await self.pipe.call(method, params, timeout_s=self.answer_s)
-        if reply.fault is not None and reply.fault.gone:
-            raise BackendError("backend_crashed", f"the agent's program ended before it answered {method}")
-        if reply.fault is not None and reply.fault.code == self.login_code:
-            fact = f"the agent refused {method}: {reply.fault.message}"
-            raise BackendError("backend_auth_failed", fact, hint="log in with the agent's own program, or give its key")
-        if reply.fault is not None:
+        if (fault := reply.fault) is not None:
+            if fault.gone:
+                raise BackendError("backend_crashed", f"the agent's program ended before it answered {method}")
             # Some refusals list every method there is.
-            words = reply.fault.message[:WORDS_CHARS_MAX]
-            raise BackendError("backend_unavailable", f"the agent refused {method}: {words}")
+            fact = f"the agent refused {method}: {fault.message[:WORDS_CHARS_MAX]}"
+            if fault.code == self.login_code:
+                fix = "log in with the agent's own program, or give its key"
+                raise BackendError("backend_auth_failed", fact, hint=fix)
+            raise BackendError("backend_unavailable", fact)
         if not isinstance(reply.result, dict):
             raise BackendError("contract_schema_violation", f"the agent's answer to {method} is no object")
         return reply.result
@@ -206,7 +237,7 @@ class AgentRun:
         self.cancelled = self.interrupted = self.ended = False
         self._raw = run.order.abp("mode") == "passthrough"
         self._line, self._malformed = b"", 0
-        self._opened = self._in_turn = self._skip_turn = False
+        self._opened = self._in_turn = self._skip_turn = self._is_stopping = False
         self._waiting: list[str] = []
         self._questions: set[anyio.CancelScope] = set()
         self._cut: Ending | None = None
@@ -217,10 +248,11 @@ class AgentRun:
         self._changed, self._over = anyio.Event(), anyio.Event()
         self._peer: Peer | None = None
         """The protocol's end of the pipe to the agent; None where there is no such pipe."""
-        self._told_prefix = False
+        self._warned_prefix = False
+        self.verdicts: dict[str, ToolVerdict] = {}
+        self.gate = Gate(run, self.verdicts, lambda: self._cut is not None)
         self.agent = make(self)
         reader = self.agent.reader
-        self.gate = Gate(run, reader.calls.verdicts, lambda: self._cut is not None)
         self.silence = Silence(
             run, spec.silence_s, at_work=lambda: reader.at_work, asking=lambda: bool(self._questions)
         )
@@ -242,25 +274,25 @@ class AgentRun:
         self._peer = peer or Peer()
         return Pipe(child.stdin, child.stdout, answer=agent.answer, hear=hear, watch=self.watch, peer=self._peer)
 
+    async def emit(self, events: Iterable[AgentEvent]) -> None:
+        for event in events:
+            await self.run.emit(event)
+
     async def hear(self, message: Notification, *, is_sign: bool = True) -> None:
         """Emit the events of one message of the agent.
 
         Args:
-            is_sign: whether it is a sign of life.
+            is_sign: whether it is a sign of life; a request that is repeated in vain is none.
         """
         if is_sign:
             self.silence.heard()
-        reader = self.agent.reader
-        events = reader.read(message)
-        if self._raw:
-            events = self._with_line(events, message.method)
-        for event in events:
-            await self.run.emit(event)
+        events = self.agent.reader.read(message)
+        await self.emit(self._with_line(events, message.method) if self._raw else events)
         self.hold_limits()
         self._tell_change()
 
     def hold_limits(self) -> None:
-        """End the run where a limit of the order is reached; asked for by an agent whose questions tell it."""
+        """End the run where a limit of the order is reached."""
         limit = self.limit()
         if limit is not None:
             self.cut(limit)
@@ -274,17 +306,15 @@ class AgentRun:
     async def watch(self, line: bytes, received: Received) -> None:
         """Keep a line that nobody hears: one that is no message, and in passthrough every call and answer."""
         self._line = line
-        if self._peer is not None and self._peer.prefixed and not self._told_prefix:
-            self._told_prefix = True
+        if self._peer is not None and self._peer.prefixed and not self._warned_prefix:
+            self._warned_prefix = True
             await self.run.warn("the agent writes control characters before its messages, which are skipped")
         if isinstance(received, Malformed):
             self._malformed += 1
-            if self._malformed > MALFORMED_MAX:
-                return
-            await self.run.warn(f"the agent wrote a line that is no message: {received.evidence!r}")
+            if self._malformed <= MALFORMED_MAX:
+                await self.run.warn(f"the agent wrote a line that is no message: {received.evidence!r}")
         elif self._raw and self.agent.keeps_calls and not isinstance(received, Notification):
-            for event in self._with_line([], received.method if isinstance(received, Request) else "an answer"):
-                await self.run.emit(event)
+            await self.emit(self._with_line([], received.method if isinstance(received, Request) else "an answer"))
 
     def _with_line(self, events: list[AgentEvent], kind: str) -> list[AgentEvent]:
         """The events with the agent's own message on the first; its text, too, where it has more than the value."""
@@ -293,19 +323,18 @@ class AgentRun:
         raw: dict[str, Any] = {"raw_message": message}
         if msgspec.json.encode(message) != line:
             raw["raw_line"] = line.decode("utf-8", "replace")
-        first = (
-            events[0]
-            if events
-            else carry("raw_message", message, ts=self.run.now(), message=f"a message of the kind {kind[:80]}")
-        )
+        kept = carry("raw_message", message, ts=self.run.now(), message=f"a message of the kind {kind[:80]}")
+        first, *rest = events or [kept]
         ext = first.ext if isinstance(first.ext, dict) else {}
-        return [msgspec.structs.replace(first, ext={**ext, **raw}), *events[1:]]
+        return [msgspec.structs.replace(first, ext={**ext, **raw}), *rest]
 
     async def attend(self, work: Awaitable[T], withdrawn: T) -> T:
         """Work on a question of the agent until the turn is stopped; then return `withdrawn`."""
         with anyio.CancelScope() as scope:
             self._questions.add(scope)
             try:
+                if self._is_stopping:
+                    scope.cancel()
                 return await work
             finally:
                 self._questions.discard(scope)
@@ -313,7 +342,7 @@ class AgentRun:
         return withdrawn
 
     async def announce(self, id: str, **more: Json) -> None:
-        """Tell which conversation of the agent's it is."""
+        """Report which conversation of the agent's it is."""
         asked = self.spec.conversation
         names = {"resumed": asked.resume, "forked": asked.fork}
         body = {"id": id, **more, **{name: one for name, one in names.items() if one is not None}}
@@ -350,7 +379,7 @@ class AgentRun:
     async def _stop(self) -> bool:
         for scope in list(self._questions):
             scope.cancel()
-        self._skip_turn = not self._in_turn
+        self._is_stopping, self._skip_turn = self._in_turn, not self._in_turn
         return self._skip_turn or await self.agent.stop()
 
     # The run ----------------------------------------------------------------------------------------------------------
@@ -427,11 +456,10 @@ class AgentRun:
             is_gone = self.ended and not self.agent.is_ours
             wait_s = None if is_gone else self._limits.next_s(reset_s)
             if wait_s is None:
-                words_of = f"{ending.words}; {self._limits.refusal(reset_s, is_gone=is_gone)}"
-                ending = msgspec.structs.replace(ending, words=words_of)
+                why = f"{ending.words}; {self._limits.refusal(reset_s, is_gone=is_gone)}"
                 if error is not None:
-                    raise BackendError(LIMITED, words_of) from error
-                return ending
+                    raise BackendError(LIMITED, why) from error
+                return msgspec.structs.replace(ending, words=why)
             await self._wait(wait_s, ending.words)
             ending, error = await self._once(words, is_repeat=True)
         if error is not None:
@@ -442,7 +470,7 @@ class AgentRun:
         """Have a turn; return its end, and the error that ended it."""
         if self._skip_turn or self.is_ending:
             self._skip_turn = False
-            return Ending(outcome="partial", stopped=True), None
+            return STOPPED, None
         self._in_turn = True
         try:
             if is_repeat:
@@ -451,24 +479,21 @@ class AgentRun:
         except BackendError as error:
             return failed(error.code, error.message), error
         finally:
-            self._in_turn = False
+            self._in_turn = self._is_stopping = False
             self._acted = self._acted or self.agent.reader.acted
 
     async def _wait(self, wait_s: float, words: str) -> None:
         """Wait for a limit of the service, unless the run is stopped."""
-        until = time_in(wait_s)
+        until, end_s = time_in(wait_s), time.monotonic() + wait_s
         body = {"code": LIMITED, "retry_after_ms": int(wait_s * 1000), "until": until}
         await self.run.carry("retry", body, f"waiting until {until}: {words[:WORDS_CHARS_MAX]}")
-        end_s = time.monotonic() + wait_s
-        with anyio.CancelScope() as scope:
-            self._questions.add(scope)
-            try:
-                while (left_s := end_s - time.monotonic()) > 0:
-                    self.silence.heard()
-                    await anyio.sleep(min(left_s, SIGN_OF_LIFE_S))
-            finally:
-                self._questions.discard(scope)
+
+        async def passes() -> None:
+            while (left_s := end_s - time.monotonic()) > 0:
                 self.silence.heard()
+                await anyio.sleep(min(left_s, SIGN_OF_LIFE_S))
+
+        await self.attend(passes(), None)
 
     # Its end ----------------------------------------------------------------------------------------------------------
 
@@ -496,9 +521,8 @@ class AgentRun:
         return ending if is_counted or ending.outcome != "complete" else limited("budget", UNCOUNTED)
 
     async def _end(self, ending: Ending) -> Done:
-        """Tell how the run ended."""
-        for event in self.agent.reader.close():
-            await self.run.emit(event)
+        """Report how the run ended."""
+        await self.emit(self.agent.reader.close())
         if self.cancelled or (self.interrupted and ending.stopped):
             ending = Ending(outcome="partial")
         if ending.limit:  # This is how a control plane learns which limit it was.

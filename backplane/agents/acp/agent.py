@@ -14,34 +14,19 @@ import anyio
 import anyio.abc
 import msgspec
 
-from backplane.agents.acp.log import FAILURES_MAX, LOOK_S, FailedRequest, FileReader, StderrReader
+from backplane.agents.acp.log import FAILURES_MAX, LOOK_S, FailedRequest, log_reader
 from backplane.agents.acp.reader import AcpCall, EventReader, read_usage
 from backplane.agents.events import is_count, mapping, mappings
-from backplane.agents.gate import ToolRequest
 from backplane.agents.gemini.record import Record, home_of
-from backplane.agents.order import (
-    AgentFolders,
-    Continuation,
-    RunSpec,
-    budget_of,
-    folders_of,
-    image_blocks,
-    keep_name,
-    price_from,
-    read_conversation,
-    server_rows,
-    shape_of,
-    snippets,
-)
+from backplane.agents.order import Continuation, RunSpec, folders_of, keep_name, server_rows, snippets
 from backplane.agents.program import BegunProgram
-from backplane.agents.rows import SESSION, AgentRow
-from backplane.agents.session import WORDS_CHARS_MAX, AgentRun, Ending, failed, id_of, silent
+from backplane.agents.rows import AgentRow
+from backplane.agents.session import STOPPED, WORDS_CHARS_MAX, AgentRun, Ending, failed, id_of, silent
 from backplane.agents.session import Agent as BaseAgent
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError, ConfigError
 from backplane.host import Given, HostRun
-from backplane.policy.rules import Policy
-from backplane.protocol.jsonrpc import METHOD_NOT_FOUND, Notification, Request, Response, RpcError
+from backplane.protocol.jsonrpc import Notification, Request, RpcError
 
 if TYPE_CHECKING:
     from backplane.dialects.ir import TokenCounts
@@ -54,7 +39,7 @@ OFFER: Final = {
     "clientInfo": {"name": "backplane", "version": "0.1.0"},
 }
 SETTLE_S: Final = 0.1
-"""After the answer to a prompt: updates that were sent before it may still come."""
+"""Seconds to wait after the answer to a prompt: updates that were sent before it may still come."""
 HISTORY_S: Final = 0.5
 """Seconds without an update after which an older conversation counts as replayed; an agent replays it in one go."""
 BROKEN: Final = "the stream of the model's answer broke, and the agent took its words for the whole answer"
@@ -81,15 +66,12 @@ class Agent(BaseAgent):
     login_code = -32000
     reader: EventReader
 
-    def __init__(self, session: AgentRun, profile: AgentRow, place: AgentFolders, child: Child) -> None:
-        self.profile, self.place = profile, place
-        run = session.run
-        self.record = Record(home_of(place.config)) if profile.usage == "record" else None
-        servers = [*server_rows(run, profile.mcp_servers)]
-        reader = EventReader(
-            run.now, session.root, profile.tools, profile.notices, record=self.record, servers=servers,
-            by_own_word=named_by_rules(run.policy),
-        )  # fmt: skip
+    def __init__(self, session: AgentRun, row: AgentRow, child: Child, begun: BegunProgram) -> None:
+        self.row, run = row, session.run
+        self.place = folders_of(run, begun.state, own=row.own_state)
+        self.record = Record(home_of(self.place.config)) if row.usage == "record" else None
+        servers, name_of = server_rows(run, row.mcp_servers).keys(), session.gate.name_of
+        reader = EventReader(run.now, session.root, row.tools, record=self.record, servers=servers, name_of=name_of)
         super().__init__(session, reader)
         self.reader.is_history = session.spec.conversation.wanted is not None
         self.pipe, self._child = session.pipe(child, self, hear=self._hear), child
@@ -102,7 +84,19 @@ class Agent(BaseAgent):
         self._id = ""
         self._result: dict[str, Any] = {}
         """Result of the last prompt."""
-        self._is_stopping = False
+
+    @classmethod
+    def spec(cls, row: AgentRow, run: HostRun) -> RunSpec:
+        """The order with its context in the protocol's own blocks."""
+        spec = super().spec(row, run)
+        shape = [] if spec.shape is None else [text_block(spec.shape.request())]
+        pictures = [block for block in mappings(spec.prompt) if block["type"] == "image"]
+        turns_max = spec.turns_max if row.usage == "record" else None
+        return msgspec.structs.replace(spec, prompt=[*prompt_of(run), *shape, *pictures], turns_max=turns_max)
+
+    @staticmethod
+    def image(media_type: str, data: str) -> Json:
+        return {"type": "image", "mimeType": media_type, "data": data}
 
     # Opening ----------------------------------------------------------------------------------------------------------
 
@@ -125,44 +119,10 @@ class Agent(BaseAgent):
             self.record.id = session.id
             await self._history_over()
             self.record.skip()
-        if self.profile.failed_request:
-            self._log = self._log_of(session.id)
+        if self.row.failed_request:
+            self._log = log_reader(self.row, self.place.config, session.id, lambda: self._child.stderr_tail)
             tasks.start_soon(self._watch_log)
         self._id, self.reader.is_history = session.id, False
-
-    def _log_of(self, id: str) -> Callable[[], list[FailedRequest]]:
-        """Return what finds the failed requests of a session that are new in the agent's log."""
-        pattern, name = self.profile.failed_request, self.profile.log.replace(SESSION, id)
-        if name and self.place.config is not None:
-            return FileReader(pattern, Path(self.place.config), name).read
-        stderr = StderrReader(pattern)
-        return lambda: stderr.read(self._child.stderr_tail)
-
-    async def _watch_log(self) -> None:
-        while True:
-            await anyio.sleep(LOOK_S)
-            await self._read_log()
-
-    async def _hear(self, message: Notification) -> None:
-        """Hear an update, after what the agent wrote to its log before it."""
-        if self.profile.asks_anew:
-            await self._read_log()
-        await self.session.hear(message)
-
-    async def _read_log(self) -> None:
-        """Report each failed request as a retry, and end the run after `FAILURES_MAX` without a sign of life."""
-        heard_s = self.session.silence.heard_s
-        failures = self._log()
-        # Before anything is waited for: a word that comes meanwhile is of the next answer.
-        events = [self.reader.failed_request(one.words, asks_anew=self.profile.asks_anew) for one in failures]
-        for failure, event in zip(failures, events, strict=True):
-            self._failures = self._failures + 1 if self._failed_s == heard_s else 1
-            self._failed_s = heard_s
-            if self._failures >= FAILURES_MAX:
-                words = f"the model's service failed: {failure.words}"
-                self.session.cut(failed(self.session.code_of(failure.words, failure.label), words))
-                return
-            await self.session.run.emit(event)
 
     async def _history_over(self) -> None:
         """Wait for the rest of an older conversation, which this agent tells after it has answered."""
@@ -172,7 +132,7 @@ class Agent(BaseAgent):
             await anyio.sleep(HISTORY_S)
 
     async def _open_session(self, asked: Continuation) -> AcpSession:
-        servers = servers_of(self.session.run, self.profile)
+        servers = servers_of(self.session.run, self.row)
         if any("url" in server for server in servers) and not self._can("mcpCapabilities", "http"):
             raise BackendError("capability_unsupported", "this agent reaches no MCP server by its address")
         params: dict[str, Json] = {"cwd": self.session.root, "mcpServers": servers}
@@ -184,9 +144,9 @@ class Agent(BaseAgent):
 
     async def _resume(self, asked: Continuation, id: str, params: dict[str, Json]) -> AcpSession:
         """Go on with a conversation that is there; the agent may tell its history before it answers."""
+        word = "fork" if asked.fork is not None else "resume"
         method = self._resuming(fork=asked.fork is not None)
         if method is None:
-            word = "fork" if asked.fork is not None else "resume"
             raise BackendError("capability_unsupported", f"this agent says that it cannot {word} a conversation")
         if self.record is not None and self.place.config is not None:
             id = self.record.copy(id) if asked.fork is not None else id
@@ -214,12 +174,13 @@ class Agent(BaseAgent):
         return place is not None and place is not False
 
     async def _set(self, session: AcpSession) -> None:
-        mode = self.profile.mode
+        """Set the row's mode and the order's model. Raises BackendError."""
+        mode = self.row.mode
         if mode and mode in session.modes and session.mode != mode:
             fault = await self._change(session, "session/set_mode", modeId=mode)
             if fault is not None:
                 raise BackendError("capability_unsupported", f"the agent's mode cannot be set: {fault.message}")
-        model, named = self.session.run.order.config.model or self.profile.model, self.profile.model_by
+        model, named = self.session.run.order.config.model or self.row.model, self.row.model_by
         if model is not None and named.variable is None and not named.arguments:
             await self._set_model(session, model)
 
@@ -227,7 +188,7 @@ class Agent(BaseAgent):
         offers = {one: ("session/set_model", {"modelId": one}) for one in session.models}
         for one in session.options.get("model", ()):
             offers[one] = ("session/set_config_option", {"configId": "model", "value": one})
-        is_configured = self.profile.config is not None and self.profile.config.model is not None
+        is_configured = self.row.config is not None and self.row.config.model is not None
         if model == session.model or (is_configured and not offers):
             return
         if model not in offers:
@@ -241,6 +202,34 @@ class Agent(BaseAgent):
     async def _change(self, session: AcpSession, method: str, **params: Json) -> RpcError | None:
         return (await self.pipe.call(method, {"sessionId": session.id, **params}, timeout_s=self.answer_s)).fault
 
+    # Its log ----------------------------------------------------------------------------------------------------------
+
+    async def _hear(self, message: Notification) -> None:
+        """Hear an update, after what the agent wrote to its log before it."""
+        if self.row.asks_anew:
+            await self._read_log()
+        await self.session.hear(message)
+
+    async def _watch_log(self) -> None:
+        while True:
+            await anyio.sleep(LOOK_S)
+            await self._read_log()
+
+    async def _read_log(self) -> None:
+        """Report each failed request as a retry, and end the run after `FAILURES_MAX` without a sign of life."""
+        heard_s = self.session.silence.heard_s
+        failures = self._log()
+        # Before anything is waited for: a word that comes meanwhile is of the next answer.
+        events = [self.reader.failed_request(one.words, asks_anew=self.row.asks_anew) for one in failures]
+        for failure, event in zip(failures, events, strict=True):
+            self._failures = self._failures + 1 if self._failed_s == heard_s else 1
+            self._failed_s = heard_s
+            if self._failures >= FAILURES_MAX:
+                words = f"the model's service failed: {failure.words}"
+                self.session.cut(failed(self.session.code_of(failure.words, failure.label), words))
+                return
+            await self.session.run.emit(event)
+
     # A turn -----------------------------------------------------------------------------------------------------------
 
     async def say(self, words: Json) -> Ending:
@@ -250,11 +239,12 @@ class Agent(BaseAgent):
         reply = await self.pipe.call("session/prompt", {"sessionId": self._id, "prompt": blocks}, timeout_s=None)
         await anyio.sleep(SETTLE_S)
         await self._read_log()
-        self._is_stopping = False
-        return await self._refused(reply.fault) if reply.fault is not None else await self._ended(reply)
+        if reply.fault is not None:
+            return await self._refused(reply.fault)
+        self._result = mapping(reply.result)
+        return await self._ended(str(self._result.get("stopReason")))
 
     async def stop(self) -> bool:
-        self._is_stopping = True
         await self.pipe.notify("session/cancel", {"sessionId": self._id})
         return True
 
@@ -262,45 +252,36 @@ class Agent(BaseAgent):
         if fault.gone:
             raise BackendError("backend_crashed", "the agent's program ended in the middle of its turn")
         self._count(None)
-        for event in self.reader.take_back():
-            await self.session.run.emit(event)
-        status = mapping(fault.data).get("statusCode")
-        return failed(
-            self.session.code_of(words_of(fault), status=status if is_count(status) else fault.code), words_of(fault)
-        )
+        await self.session.emit(self.reader.take_back())
+        words, status = words_of(fault), mapping(fault.data).get("statusCode")
+        return failed(self.session.code_of(words, status=status if is_count(status) else fault.code), words)
 
-    async def _ended(self, reply: Response) -> Ending:
-        self._result = mapping(reply.result)
-        reason, reader = str(self._result.get("stopReason")), self.reader
-        counted = isinstance(self._result.get("usage"), dict)
-        failure = reader.take_failure(counted=counted) if reason == "end_turn" else None
-        recorded = reader.recorded()
-        if reason == "end_turn" and reader.is_broken:
-            failure = failure or ("backend_unavailable", BROKEN)
-            recorded += reader.take_back()
-        for event in [*recorded, *reader.end(reason)]:
-            await self.session.run.emit(event)
+    async def _ended(self, reason: str) -> Ending:
+        reader, is_over = self.reader, reason == "end_turn"
+        events = reader.recorded()
+        is_broken = is_over and reader.is_broken
+        events += reader.take_back() if is_broken else []
+        await self.session.emit([*events, *reader.end(reason)])
         self._count(self._used())
         if reason == "cancelled":
-            return Ending(outcome="partial", stopped=True)
-        if failure is not None:
-            return failed(*failure)
+            return STOPPED
+        if is_broken:
+            return failed("backend_unavailable", BROKEN)
         if reason == "refusal":
             return failed("backend_content_filtered", "the model refused to go on")
-        if reason == "end_turn" and not reader.closed_with_words:
-            hidden = None if reader.denied else reader.silent
-            return silent(hidden if reader.ever_acted else "backend_unavailable")
-        if reason != "end_turn":
+        if not is_over:
             return Ending(outcome="partial", note=f"the agent stopped by itself: {reason[:WORDS_CHARS_MAX]}")
-        return Ending(text=reader.last_words)
+        return (
+            Ending(text=reader.text) if reader.spoke else silent(None if reader.ever_acted else "backend_unavailable")
+        )
 
     def _count(self, usage: TokenCounts | None) -> None:
-        if self.profile.usage not in ("chunks", "record"):
+        if self.row.usage not in ("chunks", "record"):
             self.reader.count(usage)
 
     def _used(self) -> TokenCounts | None:
         """Tokens of the turn, from where this agent tells them; what it tells of a part alone stays unknown."""
-        where = self.profile.usage
+        where = self.row.usage
         is_whole = where == "turn" or (where == "last_call" and not self.reader.acted)
         usage = self._result.get("usage") or mapping(self._result.get("_meta")).get("usage")
         return read_usage(usage) if is_whole else None
@@ -309,28 +290,19 @@ class Agent(BaseAgent):
 
     async def answer(self, request: Request) -> Json | RpcError:
         if request.method != "session/request_permission":
-            return RpcError(METHOD_NOT_FOUND, f"this client has no method {request.method}")
+            return await super().answer(request)
         call, events = self.reader.asked(mapping(request.params.get("toolCall")))
-        for event in events:
-            await self.session.run.emit(event)
-        self.session.hold_limits()
-        refused: str | None = WITHDRAWN
-        if not self._is_stopping:
-            refused = await self.session.attend(self._refusal(call), WITHDRAWN)
-        for event in [] if refused is None else self.reader.deny(call, refused):
-            await self.session.run.emit(event)
-        option = None if refused == WITHDRAWN else choose(request.params.get("options"), refused is None)
+        await self.session.emit(events)  # Also if its turn is stopped.
+        is_allowed = await self.session.attend(self._allows(call), None)
+        if not is_allowed:
+            await self.session.emit(self.reader.refuse(call, WITHDRAWN))
+        option = None if is_allowed is None else choose(request.params.get("options"), is_allowed)
         if option is None:
             return {"outcome": {"outcome": "cancelled"}}
         return {"outcome": {"outcome": "selected", "optionId": option}}
 
-    async def _refusal(self, call: AcpCall) -> str | None:
-        """Return why a call may not run; None if it may."""
-        neutral = self.reader.neutral(call)
-        request = ToolRequest(
-            id=call.id, tool=call.tool or neutral, name=call.name, input=call.input, neutral=(neutral,)
-        )
-        return (await self.session.gate.decide(request)).refused
+    async def _allows(self, call: AcpCall) -> bool | None:
+        return (await self.decide((), self.reader.request(call))).refused is None
 
     def raw(self) -> dict[str, Json]:
         return {name: self._result[name] for name in ("usage", "_meta", "stopReason") if name in self._result}
@@ -348,12 +320,12 @@ def prompt_of(run: Given) -> list[Json]:
     return [*map(text_block, snippets(run)), *named, text_block(run.order.task)]
 
 
-def servers_of(run: Given, profile: AgentRow) -> list[Json]:
+def servers_of(run: Given, row: AgentRow) -> list[Json]:
     """MCP servers, of which a mapping is a list of pairs here."""
     made: list[Json] = []
-    for name, row in server_rows(run, profile.mcp_servers).items():
-        given = {"args": [], "env": {}} if "command" in row else {"type": "http", "headers": {}}
-        made.append({"name": name, **{member: _pairs(value) for member, value in {**given, **row}.items()}})
+    for name, server in server_rows(run, row.mcp_servers).items():
+        given = {"args": [], "env": {}} if "command" in server else {"type": "http", "headers": {}}
+        made.append({"name": name, **{member: _pairs(value) for member, value in {**given, **server}.items()}})
     return made
 
 
@@ -361,54 +333,8 @@ def _pairs(value: Any) -> Any:
     return [{"name": name, "value": text} for name, text in value.items()] if isinstance(value, dict) else value
 
 
-def named_by_rules(policy: Policy) -> Callable[[str, str], bool]:
-    """Return a function of a tool's own and neutral name: True if a rule of the policy names the own one alone."""
-
-    def verdict(name: str, neutral: str) -> str:
-        return policy.decide_tool_call(name, _ANYWHERE, aliases={name: neutral}).allowed
-
-    def by_own_word(own: str, neutral: str) -> bool:
-        whole = verdict(own, neutral)
-        return verdict(neutral, neutral) != whole and verdict(own, own) == whole
-
-    return by_own_word
-
-
-_ANYWHERE: Final = {"path": "a", "url": "http://a"}
-"""Input that names a place, so that the names of the tool alone decide."""
-
-
-def image_block(media_type: str, data: str) -> Json:
-    return {"type": "image", "mimeType": media_type, "data": data}
-
-
 def text_block(text: Json) -> Json:
     return {"type": "text", "text": text}
-
-
-def spec_of(run: Given, profile: AgentRow) -> RunSpec:
-    """The order, as any agent's run takes it. Raises ConfigError, BackendError."""
-    shape = shape_of(run)
-    return RunSpec(
-        prompt=[
-            *prompt_of(run),
-            *([text_block(shape.request())] if shape is not None else []),
-            *image_blocks(run, image_block),
-        ],
-        silence_s=profile.silence_s,
-        conversation=read_conversation(run),
-        shape=shape,
-        price=price_from(profile.prices),
-        labels=profile.labels,
-        budget_micros=budget_of(run),
-        turns_max=run.order.config.max_turns if profile.usage == "record" else None,
-    )
-
-
-def speak(profile: AgentRow, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
-    """Make the run with the agent's program. Raises ConfigError, BackendError."""
-    place = folders_of(run, begun.state, own=profile.own_state)
-    return AgentRun(run, spec_of(run, profile), lambda session: Agent(session, profile, place, child))
 
 
 # Parts of messages ----------------------------------------------------------------------------------------------------
@@ -421,14 +347,12 @@ def words_of(fault: RpcError) -> str:
     return "; ".join(dict.fromkeys([fault.message, *words]))
 
 
-_KINDS: Final = {True: ("allow_once", "allow_always"), False: ("reject_once", "reject_always")}
-"""Options by their kind: ids are each agent's own. One call at a time is asked, so `once` comes first."""
-
-
 def choose(options: Json, allow: bool) -> str | None:
     """The id of the option that says yes or no; None when there is none, which only cancelling the turn answers."""
     by_kind = {option.get("kind"): option.get("optionId") for option in mappings(options)}
-    return next((by_kind[kind] for kind in _KINDS[allow] if isinstance(by_kind.get(kind), str)), None)
+    # Ids are each agent's own. One call at a time is asked, so `once` comes first.
+    kinds = ("allow_once", "allow_always") if allow else ("reject_once", "reject_always")
+    return next((by_kind[kind] for kind in kinds if isinstance(by_kind.get(kind), str)), None)
 
 
 def read_session(said: dict[str, Any]) -> AcpSession:
@@ -438,17 +362,19 @@ def read_session(said: dict[str, Any]) -> AcpSession:
         mapping(said.get("models")),
         mappings(said.get("configOptions")),
     )
-    current = modes.get("currentModeId")
     chosen = [option.get("currentValue") for option in options if option.get("id") == "model"]
-    model = next((one for one in (*chosen, models.get("currentModelId")) if isinstance(one, str)), None)
     return AcpSession(
         id=said["sessionId"],
         modes=_ids(modes.get("availableModes"), "id"),
-        mode=current if isinstance(current, str) else None,
+        mode=_first_text(modes.get("currentModeId")),
         options={str(option.get("id")): _ids(option.get("options"), "value") for option in options},
         models=_ids(models.get("availableModels"), "modelId"),
-        model=model,
+        model=_first_text(*chosen, models.get("currentModelId")),
     )
+
+
+def _first_text(*values: Json) -> str | None:
+    return next((value for value in values if isinstance(value, str)), None)
 
 
 def _ids(value: Json, name: str) -> tuple[str, ...]:

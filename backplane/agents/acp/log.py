@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
+
+from backplane.agents.rows import SESSION, AgentRow
 
 FAILURES_MAX: Final = 4
 """Failed requests in a row after which the run ends; the agent itself would retry for ever."""
@@ -29,58 +31,59 @@ class FailedRequest(msgspec.Struct, frozen=True):
     """The service's own name for the failure."""
 
 
-class StderrReader:
-    """Finds failed requests in what an agent wrote to its stderr.
+def log_reader(
+    row: AgentRow, config: str | None, session: str, stderr: Callable[[], bytes]
+) -> Callable[[], list[FailedRequest]]:
+    """Return a function that returns the failed requests that are new in the log.
 
     Args:
-        pattern: a regular expression for one line, with the groups `words` and perhaps `code`.
+        row: names the pattern of a line, with the groups `words` and perhaps `code`, and the log's file.
+        config: the folder of the file; without one, or without a file, the log is stderr.
+        stderr: returns the last bytes of stderr.
     """
+    name, pattern = row.log.replace(SESSION, session), re.compile(row.failed_request)
+    new_lines = FileLines(Path(config), name).read if name and config is not None else StderrLines(stderr).read
+    return lambda: failed_requests(pattern, new_lines())
 
-    def __init__(self, pattern: str) -> None:
-        self._pattern = re.compile(pattern)
+
+class StderrLines:
+    """The lines that a program writes to its stderr."""
+
+    def __init__(self, tail: Callable[[], bytes]) -> None:
+        self._tail = tail
         self._seen: set[str] = set()
 
-    def read(self, tail: bytes) -> list[FailedRequest]:
-        """Return the failures in the last bytes of stderr that the previous call did not return."""
-        *lines, _ = tail.decode("utf-8", "replace").split("\n")
+    def read(self) -> list[str]:
+        """Return the whole lines that the previous call did not return."""
+        *lines, _ = self._tail().decode("utf-8", "replace").split("\n")
         fresh = [line for line in lines if line not in self._seen]
         self._seen = set(lines)
-        return _found(self._pattern, fresh)
+        return fresh
 
 
-class FileReader:
-    """Finds failed requests in the lines added to an agent's log file; lines from before the first look do not count.
+class FileLines:
+    """The lines that are added to the files of a folder, whose name may have wildcards, after this was made."""
 
-    Args:
-        pattern: as of `StderrReader`.
-        folder: the agent's state.
-        name: of the file in it, with wildcards.
-    """
-
-    def __init__(self, pattern: str, folder: Path, name: str) -> None:
-        self._pattern = re.compile(pattern)
+    def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name
         self._places = {path: path.stat().st_size for path in folder.glob(name)}
 
-    def read(self) -> list[FailedRequest]:
-        """Return the failures that were written since the last call."""
+    def read(self) -> list[str]:
+        """Return the whole lines that were added since the last call."""
         lines: list[str] = []
         for path in self._folder.glob(self._name):
-            with contextlib.suppress(OSError):
-                lines += self._lines(path)
-        return _found(self._pattern, lines)
-
-    def _lines(self, path: Path) -> list[str]:
-        begin = max(self._places.get(path, 0), path.stat().st_size - READ_BYTES_MAX)
-        with path.open("rb") as file:
-            file.seek(begin)
-            data = file.read(READ_BYTES_MAX)
-        whole = data[: data.rfind(b"\n") + 1]
-        self._places[path] = begin + len(whole)
-        return whole.decode("utf-8", "replace").split("\n")
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                begin = max(self._places.get(path, 0), path.stat().st_size - READ_BYTES_MAX)
+                file.seek(begin)
+                data = file.read(READ_BYTES_MAX)
+                whole = data[: data.rfind(b"\n") + 1]
+                self._places[path] = begin + len(whole)
+                lines += whole.decode("utf-8", "replace").split("\n")
+        return lines
 
 
-def _found(pattern: re.Pattern[str], lines: Iterable[str]) -> list[FailedRequest]:
+def failed_requests(pattern: re.Pattern[str], lines: list[str]) -> list[FailedRequest]:
+    """Read the failed requests in lines of a log."""
     found = filter(None, map(pattern.search, lines))
     return [FailedRequest(_unescaped(one["words"])[:WORDS_CHARS_MAX], one.groupdict().get("code")) for one in found]
 

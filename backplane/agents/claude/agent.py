@@ -19,16 +19,7 @@ from backplane.agents.claude.reader import STRUCTURED, EventReader, TurnResult
 from backplane.agents.claude.start import ALIASES, TOOLS
 from backplane.agents.events import mapping, mappings
 from backplane.agents.gate import ToolRequest
-from backplane.agents.order import (
-    RunSpec,
-    image_blocks,
-    prompt_of,
-    read_conversation,
-    shape_of,
-    shown,
-    shows_results,
-    tells_subagents,
-)
+from backplane.agents.order import RunSpec, hook_events, image_blocks, prompt_of, shown
 from backplane.agents.program import BegunProgram
 from backplane.agents.rows import AgentRow
 from backplane.agents.session import Agent as BaseAgent
@@ -42,7 +33,7 @@ if TYPE_CHECKING:
     from backplane.process.child import Child
 
 SETTLE_S: Final = 1.0
-"""After a result, for the word that the agent is idle; a version that does not say it is believed then."""
+"""Seconds to wait after a result for the word that the agent is idle; a version that does not say it is idle then."""
 HOOK_S: Final = 3600
 """Seconds for the answer to a hook; a person may take long, and the control plane has its own clock."""
 LIMITS: Final = {
@@ -54,6 +45,7 @@ LOGIN: Final = (
     "export its key (`backplane backends` names the variable), or use your own login with options = {own_state = true}"
 )
 """Next step for a missing login: the agent itself names a command of its own window."""
+AGAIN: Final = "Your answer does not satisfy the JSON Schema you were given:\n{fault}\nCorrect it."
 KEPT: Final = (
     "subtype", "terminal_reason", "api_error_status", "stop_reason", "num_turns", "session_id", "usage",
     "model_usage_since_last_result", "permission_denials", "total_cost_usd",
@@ -68,11 +60,22 @@ class Agent(BaseAgent):
     withdrawn = RpcError(0, "", gone=True)  # No answer at all: the interrupt ends the question.
     reader: EventReader
 
-    def __init__(self, session: AgentRun, child: Child) -> None:
+    def __init__(self, session: AgentRun, row: AgentRow, child: Child, begun: BegunProgram) -> None:
         super().__init__(session, EventReader(session.run.now, session.root, TOOLS))
         self.pipe = session.pipe(child, self, hear=self.hear, peer=ControlPeer())
         self._withheld: str | None = None
         """Why the model may get nothing more."""
+
+    @classmethod
+    def spec(cls, row: AgentRow, run: HostRun) -> RunSpec:
+        """The order for a program that itself holds the limits and asks for the shape."""
+        words = shown(prompt_of(run), image_blocks(run, cls.image))
+        spec = super().spec(row, run)
+        return msgspec.structs.replace(spec, prompt=words, again=AGAIN, budget_micros=None, turns_max=None)
+
+    @staticmethod
+    def image(media_type: str, data: str) -> Json:
+        return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
 
     async def hear(self, message: Notification) -> None:
         if message.method == WITHDRAWAL:
@@ -85,25 +88,17 @@ class Agent(BaseAgent):
                 await self.session.gate.deny(self._request(call.id, call.tool, call.input))
 
     def _request(self, id: str, tool: str, input: Json) -> ToolRequest:
-        neutral = (ALIASES.get(tool, tool),)
-        return ToolRequest(
-            id=id, tool=tool, name=self.reader.name(tool), input=input, neutral=neutral, takes_input=True
-        )
+        name, neutral = self.reader.name(tool), (ALIASES.get(tool, tool),)
+        return ToolRequest(id=id, tool=tool, name=name, input=input, neutral=neutral, takes_input=True)
 
     # Opening ----------------------------------------------------------------------------------------------------------
 
     async def open(self, tasks: anyio.abc.TaskGroup) -> None:
         """Register the hooks, and wait until the program confirms that a failed hook blocks."""
         run = self.session.run
-        hooks = answers.wanted(results=shows_results(run), ends=tells_subagents(run), answer_s=HOOK_S)
+        hooks = answers.wanted(hook_events(run), answer_s=HOOK_S)
         # Else a conversation keeps the system prompt of its first run, whatever a later order says.
-        wanted = {"hooks": hooks, "systemPromptSnapshot": False}
-        reply = await self.pipe.call("initialize", wanted, timeout_s=self.answer_s)
-        if reply.fault is not None and reply.fault.gone:
-            raise BackendError("backend_crashed", "the agent's program ended before it was told anything")
-        if reply.fault is not None:
-            raise BackendError("backend_unavailable", f"the agent refused to be asked: {reply.fault.message}")
-        if not answers.blocks(reply.result):
+        if not answers.blocks(await self.must("initialize", {"hooks": hooks, "systemPromptSnapshot": False})):
             await self._unconfirmed()
 
     async def _unconfirmed(self) -> None:
@@ -156,8 +151,11 @@ class Agent(BaseAgent):
         if self._withheld is not None:
             return failed("policy_denied", self._withheld)
         limit = LIMITS.get(result.reason) or LIMITS.get(result.subtype)
+        if limit == "budget":
+            cost = {"estimated_cost_usd": result.raw.get("total_cost_usd")}
+            await self.session.run.carry("usage", cost, result.text)
         if limit is not None:
-            return await self._limited(result, limit)
+            return limited(limit, result.text or result.reason or result.subtype)
         if result.is_error or result.subtype != "success" or result.reason == "hook_stopped":
             words = result.text or result.subtype
             code = self.session.code_of(result.text, result.reason, self.reader.error, status=result.status)
@@ -167,13 +165,8 @@ class Agent(BaseAgent):
         if not result.text and result.structured is None:
             return silent(None if self.reader.acted else "backend_unavailable")
         # A model that answers in words is taken at these.
-        return Ending(text=_encoded(result.structured) if result.structured is not None else result.text)
-
-    async def _limited(self, result: TurnResult, limit: str) -> Ending:
-        if limit == "budget":
-            cost = {"estimated_cost_usd": result.raw.get("total_cost_usd")}
-            await self.session.run.carry("usage", cost, result.text)
-        return limited(limit, result.text or result.reason or result.subtype)
+        is_text = result.structured is None
+        return Ending(text=result.text if is_text else msgspec.json.encode(result.structured).decode())
 
     # Its questions ----------------------------------------------------------------------------------------------------
 
@@ -233,29 +226,8 @@ class Agent(BaseAgent):
         return answers.allow(question, {**mapping(question.input), "answers": said})
 
     def raw(self) -> dict[str, Json]:
-        result = self.reader.results[-1] if self.reader.results else None
-        raw: dict[str, Json] = {name: result.raw[name] for name in KEPT if name in result.raw} if result else {}
-        if result is not None and result.structured is not None:
-            raw["structured_output"] = result.structured
-        return raw
-
-
-def image_block(media_type: str, data: str) -> Json:
-    return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
-
-
-def _encoded(value: Json) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-def speak(options: AgentRow, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
-    """Make the run with the agent's program. Raises ConfigError."""
-    spec = RunSpec(
-        prompt=shown(prompt_of(run), image_blocks(run, image_block)),
-        silence_s=options.silence_s,
-        labels=options.labels,
-        conversation=read_conversation(run),
-        shape=shape_of(run),
-        again="Your answer does not satisfy the JSON Schema you were given:\n{fault}\nCorrect it.",
-    )
-    return AgentRun(run, spec, lambda session: Agent(session, child))
+        if not self.reader.results:
+            return {}
+        result = self.reader.results[-1]
+        structured = {} if result.structured is None else {"structured_output": result.structured}
+        return {name: result.raw[name] for name in KEPT if name in result.raw} | structured

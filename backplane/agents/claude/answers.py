@@ -5,7 +5,7 @@ It asks before a tool (a hook, then a permission), after one, and for a person. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -16,24 +16,23 @@ from backplane.contract.canonical import Json
 BEFORE: Final = "before"
 AFTER: Final = "after"
 FAILED: Final = "failed"
-
 ENDED: Final = "subagent_end"
-
 _EVENTS: Final = {BEFORE: "PreToolUse", AFTER: "PostToolUse", FAILED: "PostToolUseFailure"}
 
 
-def wanted(*, results: bool, answer_s: int, ends: bool = False) -> Json:
+def wanted(events: Collection[Json], *, answer_s: int) -> Json:
     """Return the hooks for `initialize`; a hook without a readable answer blocks its call.
 
     Args:
-        results: ask about results of tools, too.
-        ends: tell the end of each sub-agent, too.
+        events: that hooks of the order wait for: for `post_tool` results are asked about, too.
         answer_s: seconds an answer may take.
     """
-    names = (BEFORE, AFTER, FAILED) if results else (BEFORE,)
+    names = (BEFORE, AFTER, FAILED) if "post_tool" in events else (BEFORE,)
     rest = {"timeout": answer_s, "onFailure": "block"}
     hooks = {_EVENTS[name]: [{"matcher": None, "hookCallbackIds": [name], **rest}] for name in names}
-    return {**hooks, "SubagentStop": [{"matcher": None, "hookCallbackIds": [ENDED]}]} if ends else hooks
+    if ENDED in events:
+        hooks["SubagentStop"] = [{"matcher": None, "hookCallbackIds": [ENDED]}]
+    return hooks
 
 
 def read_subagent(request: Mapping[str, Any]) -> Json:

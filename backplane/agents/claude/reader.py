@@ -15,6 +15,7 @@ import msgspec
 from backplane.agents.calls import OpenCall, read_exit
 from backplane.agents.events import is_count, mapping, mappings
 from backplane.agents.reader import EventReader as BaseReader
+from backplane.agents.reader import counts_of
 from backplane.contract.canonical import Json
 from backplane.contract.deltas import BROKEN
 from backplane.contract.events import AgentEvent
@@ -45,18 +46,13 @@ STRUCTURED: Final = "StructuredOutput"
 _EXIT: Final = re.compile(r"\A(?:Error: )?Exit code (-?\d{1,10})\n?")
 
 _COUNTERS: Final = {
-    "input_tokens": ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"),
-    "output_tokens": ("output_tokens",),
-    "cache_read_tokens": ("cache_read_input_tokens",),
-    "cache_write_tokens": ("cache_creation_input_tokens",),
-}
+    "input": ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"), "output": ("output_tokens",),
+    "cache_read": ("cache_read_input_tokens",), "cache_write": ("cache_creation_input_tokens",),
+}  # fmt: skip
 _TOTALS: Final = {
-    "input_tokens": ("inputTokens", "cacheReadInputTokens", "cacheCreationInputTokens"),
-    "output_tokens": ("outputTokens",),
-    "cache_read_tokens": ("cacheReadInputTokens",),
-    "cache_write_tokens": ("cacheCreationInputTokens",),
-}
-"""The contract's counters → the agent's whose sum they are: here all that was sent counts as input."""
+    "input": ("inputTokens", "cacheReadInputTokens", "cacheCreationInputTokens"), "output": ("outputTokens",),
+    "cache_read": ("cacheReadInputTokens",), "cache_write": ("cacheCreationInputTokens",),
+}  # fmt: skip
 
 
 class TurnResult(msgspec.Struct, frozen=True):
@@ -180,12 +176,10 @@ class EventReader(BaseReader):
         delta = event["delta"]
         if self._open is not None:
             self._streamed.add(f"{self._open} {delta.get('type')}")
-        if delta.get("type") == "text_delta" and delta.get("text"):
-            text = str(delta["text"])
-            self._chars, self._of = self._chars + len(text), self._open or self._of
-            return [self._make.delta(text)]
-        if delta.get("type") == "thinking_delta" and delta.get("thinking"):
-            return [self._make.thought(str(delta["thinking"]))]
+        if delta.get("type") == "text_delta":
+            return self._piece(delta.get("text"), self._open or self._of or "")
+        if delta.get("type") == "thinking_delta":
+            return self._thoughts(delta.get("thinking"))
         if delta.get("type") == "signature_delta" and delta.get("signature"):
             return [self._make.thought("", signature=str(delta["signature"]))]
         return []
@@ -254,8 +248,7 @@ class EventReader(BaseReader):
             return []
         if kind == "thinking":
             return [self._make.thought(text, signature=str(block.get("signature") or ""))]
-        self._clear()
-        return [self._make.message(text)]
+        return self._message(text)
 
     # Tools ------------------------------------------------------------------------------------------------------------
 
@@ -266,19 +259,15 @@ class EventReader(BaseReader):
         return self._call(OpenCall(id, tool, self.name(tool), input), parent)
 
     def _results(self, message: dict[str, Any]) -> list[AgentEvent]:
-        blocks = mappings(mapping(message.get("message")).get("content"))
-        results = [block for block in blocks if block.get("type") == "tool_result"]
-        rows = mappings(message.get("tool_result_meta"))
+        rows, events = mappings(message.get("tool_result_meta")), list[AgentEvent]()
         unrun = {row.get("id") for row in rows if row.get("non_execution_kind") is not None}
-        return [
-            event
-            for block in results
-            for event in self._ended(
-                block, message.get("tool_use_result"), has_run=block.get("tool_use_id") not in unrun
-            )
-        ]
+        for block in mappings(mapping(message.get("message")).get("content")):
+            if block.get("type") == "tool_result":
+                has_run = block.get("tool_use_id") not in unrun
+                events += self._ended(block, mapping(message.get("tool_use_result")), has_run=has_run)
+        return events
 
-    def _ended(self, block: dict[str, Any], details: Json, *, has_run: bool) -> list[AgentEvent]:
+    def _ended(self, block: dict[str, Any], details: dict[str, Any], *, has_run: bool) -> list[AgentEvent]:
         id = str(block.get("tool_use_id"))
         call = self.calls.open.get(id)
         if call is None:
@@ -288,11 +277,11 @@ class EventReader(BaseReader):
             return self.calls.end(id, f"policy_denied: a check of the agent's own: {output}", failed=True)
         code, text = read_exit(_EXIT, output, failed=failed)
         # A command that goes on, or was cut off, has no code yet.
-        if not failed and (mapping(details).get("interrupted") is True or "backgroundTaskId" in mapping(details)):
+        if not failed and (details.get("interrupted") is True or "backgroundTaskId" in details):
             code = None
-        is_command = call.tool == COMMAND and (code is not None or isinstance(details, dict))
+        is_command = call.tool == COMMAND and (code is not None or bool(details))
         path = mapping(input).get(WRITING.get(call.tool, ""))
-        how = str(mapping(details).get("type") or call.tool.lower())
+        how = str(details.get("type") or call.tool.lower())
         changes = [(path, how)] if isinstance(path, str) and not failed else []
         return self.calls.end(id, output, failed=failed, ran=(code, text) if is_command else None, changes=changes)
 
@@ -305,13 +294,13 @@ class EventReader(BaseReader):
 
     def _used_so_far(self) -> Usage | None:
         """Tokens of the main conversation, from the model's own stream."""
-        return _sum(self._live.values(), _COUNTERS)
+        return _usage(self._live.values(), _COUNTERS)
 
     def used(self) -> Usage:
         """Tokens of the whole run, other conversations included, and what they cost by the agent's own list."""
         rows = [result.raw.get("model_usage_since_last_result") for result in self.results]
         models = [(name, mapping(one)) for row in rows for name, one in mapping(row).items()]
-        counted = _sum([one for _, one in models], _TOTALS) if all(isinstance(row, dict) for row in rows) else None
+        counted = _usage([one for _, one in models], _TOTALS) if all(isinstance(row, dict) for row in rows) else None
         used = counted or self._used_so_far() or Usage()
         costs = [one.get("costUSD") for _, one in models]
         known = [cost for cost in costs if isinstance(cost, int | float) and not isinstance(cost, bool)]
@@ -360,12 +349,8 @@ def _text(value: Json) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _sum(rows: Iterable[Mapping[str, Any]], names: Mapping[str, tuple[str, ...]]) -> Usage | None:
-    """Counters over several rows; one that no row has stays unknown."""
-    found = list(rows)
-    counters: dict[str, int] = {}
-    for ours, theirs in names.items():
-        values = [row[name] for row in found for name in theirs if is_count(row.get(name))]
-        if values:
-            counters[ours] = sum(values)
-    return Usage(**counters) if counters else None
+def _usage(rows: Iterable[Mapping[str, Any]], names: Mapping[str, tuple[str, ...]]) -> Usage | None:
+    """Return the counters of several rows added up; None if they have none."""
+    counts = counts_of(rows, names)
+    counters = {f"{name}_tokens": getattr(counts, name) for name in names}
+    return Usage(**counters) if any(count is not None for count in counters.values()) else None

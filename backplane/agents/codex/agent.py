@@ -19,16 +19,14 @@ from backplane.agents.codex import answers
 from backplane.agents.codex.reader import EventReader, TurnEnd
 from backplane.agents.codex.start import mcp_servers, needs_hook, thread_of
 from backplane.agents.events import is_count, mapping, mappings
-from backplane.agents.gate import ToolRequest
 from backplane.agents.hooked import Hooked
-from backplane.agents.order import require_price, spec_in_words
+from backplane.agents.order import require_price
 from backplane.agents.program import BegunProgram
 from backplane.agents.rows import AgentRow
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, failed, id_of
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.host import HostRun
 from backplane.protocol.jsonrpc import Notification, Request, RpcError
 from backplane.upstream.prices import price_of
 from backplane.upstream.rewrites import is_strict
@@ -51,20 +49,24 @@ class Agent(BaseAgent):
 
     reader: EventReader
 
-    def __init__(self, session: AgentRun, options: AgentRow, child: Child, env: dict[str, str]) -> None:
-        run = session.run
+    def __init__(self, session: AgentRun, row: AgentRow, child: Child, begun: BegunProgram) -> None:
+        run, env = session.run, begun.env
         super().__init__(session, EventReader(run.now, session.root))
         self.pipe = session.pipe(child, self, hear=self.hear)
-        self.hooked = Hooked(env[hook.SOCKET], self._hook) if needs_hook(run, options) else None
-        self._opening, schema = thread_of(run, options, env), run.order.abp("output_schema")
+        self.hooked = Hooked(env[hook.SOCKET], self._hook) if needs_hook(run, row) else None
+        self._opening, schema = thread_of(run, row, env), run.order.abp("output_schema")
         self._turn_members: dict[str, Json] = {}
         if isinstance(schema, dict) and is_strict(schema):
             self._turn_members["outputSchema"] = schema
-        self._servers = mcp_servers(run, options).keys()
-        self._is_kept = session.spec.conversation.kept or options.own_state
-        self._is_listed = options.own_state or options.base_url == "https://api.openai.com/v1"
+        self._servers = mcp_servers(run, row).keys()
+        self._is_kept = session.spec.conversation.kept or row.own_state
+        self._is_listed = row.own_state or row.base_url == "https://api.openai.com/v1"
         """True if the model's list price holds, as the service is the vendor's own."""
         self._model = ""
+
+    @staticmethod
+    def image(media_type: str, data: str) -> Json:
+        return {"type": "image", "url": f"data:{media_type};base64,{data}"}
 
     async def hear(self, message: Notification) -> None:
         # Trying again in vain is no sign of life.
@@ -153,12 +155,9 @@ class Agent(BaseAgent):
 
     async def _before(self, call: OpenCall) -> Json:
         """Decide about a command or a server's tool; one that is denied here is never an item of the agent's."""
-        for event in self.reader.begin_call(call):
-            await self.session.run.emit(event)
-        request = ToolRequest(id=call.id, tool=call.tool, name=call.name, input=call.input)
-        refused = (await self.session.gate.decide(request)).refused
-        for event in self.reader.calls.end(call.id, None, failed=True) if refused is not None else ():
-            await self.session.run.emit(event)
+        refused = (await self.decide(self.reader.begin_call(call), call.request())).refused
+        if refused is not None:
+            await self.session.emit(self.reader.calls.end(call.id, None, failed=True))
         return answers.hook_answer(refused)
 
     async def reply(self, request: Request) -> Json | RpcError:
@@ -202,15 +201,5 @@ def status_of(info: Json, words: str) -> int | None:
 _OWN_SENTENCE: Final = re.compile(r"unexpected status (\d{3}) ")
 
 
-def image_block(media_type: str, data: str) -> Json:
-    return {"type": "image", "url": f"data:{media_type};base64,{data}"}
-
-
 def _text(words: Json) -> list[Json]:
     return words if isinstance(words, list) else [{"type": "text", "text": words}]
-
-
-def speak(options: AgentRow, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
-    """Make the run with the agent's program. Raises ConfigError, BackendError."""
-    spec = spec_in_words(run, options, image_block)
-    return AgentRun(run, spec, lambda session: Agent(session, options, child, begun.env))

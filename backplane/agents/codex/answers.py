@@ -24,12 +24,10 @@ def read_question(method: str, params: Mapping[str, Any], calls: OpenCalls, root
         call = call or called({"type": "commandExecution", **params}, root)
         assert call is not None
         wider = bool(params.get("additionalPermissions") or params.get("networkApprovalContext"))
-        return ToolRequest(
-            id=call.id, tool=call.tool, name=call.name, input=call.input, reads=_reads(params, root), wider=wider
-        )
+        return call.request(reads=_reads(params, root), wider=wider)
     if method == PATCH and call is not None:
         neutral, wider = tuple(operations(call.input)), params.get("grantRoot") is not None
-        return ToolRequest(id=call.id, tool=call.tool, name=call.name, input=call.input, neutral=neutral, wider=wider)
+        return call.request(neutral=neutral, wider=wider)
     if method == SERVER:
         meta = mapping(params.get("_meta"))
         name, input = f"mcp__{params.get('serverName')}__{meta.get('tool_name')}", meta.get("tool_params")

@@ -105,7 +105,7 @@ class EventReader(BaseReader):
         if str(params.get("turnId")) not in self.turns or not isinstance(last, dict):
             return []
         self.goes_on, self._acted_since = self._acted_since, False
-        return [*self.count(counts_of(last, _COUNTERS)), self._make.turn("tool_use" if self.goes_on else "end_turn")]
+        return [*self.count(counts_of([last], _COUNTERS)), self._make.turn("tool_use" if self.goes_on else "end_turn")]
 
     def _limits(self, params: dict[str, Any]) -> list[AgentEvent]:
         """Keep the time at which the last of the used-up limits of the user's plan ends."""
@@ -136,7 +136,7 @@ class EventReader(BaseReader):
         if kind in QUIET_ITEMS:
             return []
         if kind == "agentMessage":
-            return self._message(id, str(item.get("text") or ""))
+            return self._answer(id, str(item.get("text") or ""))
         if kind == "reasoning":
             parts = [part for name in ("summary", "content") for part in item.get(name) or () if isinstance(part, str)]
             return [self._make.thought("\n".join(parts))] if parts and id not in self._deltas else []
@@ -147,13 +147,9 @@ class EventReader(BaseReader):
             return [self._make.kept(f"item {kind}", item)]
         return [*self.begin_call(call), *self._ended(call, item)]
 
-    def _message(self, id: str, text: str) -> list[AgentEvent]:
-        self.text, self.spoke = text, bool(text)
-        if not text:
-            return []
-        broken = self._take_back(id)
-        self._clear()
-        return [*broken, self._make.message(text)]
+    def _answer(self, id: str, text: str) -> list[AgentEvent]:
+        self.spoke = False  # An empty message is none.
+        return [*self._take_back(id), *self._message(text)] if text else []
 
     def _ended(self, call: OpenCall, item: dict[str, Any]) -> list[AgentEvent]:
         failed = item.get("status") in ("failed", "declined") or item.get("success") is False

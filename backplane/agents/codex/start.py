@@ -14,6 +14,7 @@ from backplane.agents.order import (
     asked_at,
     environment_of,
     found,
+    hook_events,
     own_settings,
     place_of,
     read_conversation,
@@ -140,8 +141,7 @@ def needs_hook(run: Given, options: AgentRow) -> bool:
 
     A hook of the order may refuse one, a person may, and after the last turn or dollar no further one may run.
     """
-    events = {row.get("event") for row in run.order.abp("hooks") or () if isinstance(row, dict)}
     config = run.order.config
     is_limited = config.max_turns is not None or config.max_budget_usd is not None
-    is_asked = "pre_tool" in events or bool(run.policy.profile.require_approval_for)
+    is_asked = "pre_tool" in hook_events(run) or bool(run.policy.profile.require_approval_for)
     return (is_asked or is_limited) and not options.own_state

@@ -16,8 +16,7 @@ from backplane.agents.calls import OpenCall
 from backplane.agents.copilot.reader import EVENT, EventReader
 from backplane.agents.copilot.start import address_of, model_of
 from backplane.agents.events import mapping
-from backplane.agents.gate import ToolRequest
-from backplane.agents.order import own_settings, require_price, server_rows, shows_results, spec_in_words
+from backplane.agents.order import RunSpec, hook_events, own_settings, require_price, server_rows
 from backplane.agents.program import BegunProgram
 from backplane.agents.rows import AgentRow
 from backplane.agents.session import Agent as BaseAgent
@@ -45,14 +44,23 @@ class Agent(BaseAgent):
 
     reader: EventReader
 
-    def __init__(self, session: AgentRun, options: AgentRow, child: Child, env: dict[str, str]) -> None:
-        self._shows = shows_results(session.run)
+    def __init__(self, session: AgentRun, row: AgentRow, child: Child, begun: BegunProgram) -> None:
+        self._shows = "post_tool" in hook_events(session.run)
         super().__init__(session, EventReader(session.run.now, session.root, TOOLS, shows=self._shows))
-        self._opening, self._turn = session_of(session.run, options, env), turn_of(session.run, options)
-        self._is_kept = session.spec.conversation.kept or options.own_state
+        self._opening, self._turn = session_of(session.run, row, begun.env), turn_of(session.run, row)
+        self._is_kept = session.spec.conversation.kept or row.own_state
         self.pipe = session.pipe(child, self, hear=self.hear, peer=FramedPeer())
         self._id, self._version = "", ""
         self._tasks: anyio.abc.TaskGroup | None = None
+
+    @classmethod
+    def spec(cls, row: AgentRow, run: HostRun) -> RunSpec:
+        require_price(run, row.prices, repr(model_of(run, row)))
+        return super().spec(row, run)
+
+    @staticmethod
+    def image(media_type: str, data: str) -> Json:
+        return {"type": "blob", "mimeType": media_type, "data": data}
 
     async def hear(self, message: Notification) -> None:
         event = mapping(message.params.get("event")) if message.method == EVENT else {}
@@ -128,7 +136,7 @@ class Agent(BaseAgent):
     async def _before(self, tool: str, input: Json) -> Json:
         """Decide about a call before it runs."""
         call = self.reader.find(tool, input, decided=False) or OpenCall("", tool, self.reader.name(tool), input)
-        verdict = await self.session.gate.decide(_request(call))
+        verdict = await self.session.gate.decide(call.request(takes_input=True))
         if verdict.refused is not None:
             return {"permissionDecision": "deny", "permissionDecisionReason": verdict.refused}
         changed = {} if verdict.input == input else {"modifiedArgs": verdict.input}
@@ -160,21 +168,13 @@ class Agent(BaseAgent):
         if call is None:
             refused: str | None = f"this run grants no {str(request.get('kind'))[:40]} beside its tools' calls"
         else:
-            refused = (await self.session.gate.decide(_request(call))).refused
+            refused = (await self.session.gate.decide(call.request(takes_input=True))).refused
         result = APPROVED if refused is None else {"kind": "reject", "feedback": refused}
         params = {"sessionId": self._id, "requestId": asked.get("requestId"), "result": result}
         await self.pipe.call("session.permissions.handlePendingPermissionRequest", params, timeout_s=self.answer_s)
 
     def raw(self) -> dict[str, Json]:
         return {"session_id": self._id, "version": self._version, "requests": self.reader.spent.requests}
-
-
-def _request(call: OpenCall) -> ToolRequest:
-    return ToolRequest(id=call.id, tool=call.tool, name=call.name, input=call.input, takes_input=True)
-
-
-def image_block(media_type: str, data: str) -> Json:
-    return {"type": "blob", "mimeType": media_type, "data": data}
 
 
 # The order in the session's words -------------------------------------------------------------------------------------
@@ -233,10 +233,3 @@ def turn_of(run: Given, options: AgentRow) -> dict[str, Any]:
         return {}
     shape = {"name": "response", "strict": True, "schema": schema}
     return {"responseFormat": {"type": "json_schema", "jsonSchema": shape}}
-
-
-def speak(options: AgentRow, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
-    """Make the run with the agent's program. Raises ConfigError, BackendError."""
-    require_price(run, options.prices, repr(model_of(run, options)))
-    spec = spec_in_words(run, options, image_block)
-    return AgentRun(run, spec, lambda session: Agent(session, options, child, begun.env))

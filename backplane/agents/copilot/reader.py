@@ -82,21 +82,15 @@ class EventReader(BaseReader):
     def _whole_thought(self, data: dict[str, Any]) -> list[AgentEvent]:
         return [] if str(data.get("reasoningId")) in self._seen else self._thoughts(data.get("content"))
 
-    def _message(self, data: dict[str, Any]) -> list[AgentEvent]:
+    def _answer(self, data: dict[str, Any]) -> list[AgentEvent]:
         """An answer that is whole: its words, then what it took, then the end of the model's turn."""
-        text = data.get("content")
         self.goes_on = bool(data.get("toolRequests"))
-        events: list[AgentEvent] = []
-        if isinstance(text, str) and text:
-            self._clear()
-            self.text, self.spoke = text, True
-            events.append(self._make.message(text))
         reason = "tool_use" if self.goes_on else "end_turn"
-        return [*events, *self._counted_now(), self._make.turn(reason)]
+        return [*self._message(data.get("content") or ""), *self._counted_now(), self._make.turn(reason)]
 
     def _used(self, data: dict[str, Any]) -> list[AgentEvent]:
         # It comes before the answer that it is about: whether another request follows is known only then.
-        events, self._counted = self._counted_now(), counts_of(data, _COUNTERS)
+        events, self._counted = self._counted_now(), counts_of([data], _COUNTERS)
         return events if data.get("initiator") != "sub-agent" else [*events, *self._counted_now()]
 
     def _counted_now(self) -> list[AgentEvent]:
@@ -172,7 +166,7 @@ class EventReader(BaseReader):
 
     READS: ClassVar = {
         "assistant.message_delta": _delta,
-        "assistant.message": _message,
+        "assistant.message": _answer,
         "assistant.reasoning_delta": _thought,
         "assistant.reasoning": _whole_thought,
         "assistant.usage": _used,

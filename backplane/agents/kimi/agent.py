@@ -18,14 +18,13 @@ from backplane.agents.hooked import Hooked
 from backplane.agents.kimi.reader import EventReader
 from backplane.agents.kimi.server import KimiServer
 from backplane.agents.kimi.start import MODEL, secrets_of
-from backplane.agents.order import folders_of, keep_name, own_settings, spec_in_words
+from backplane.agents.order import folders_of, keep_name, own_settings
 from backplane.agents.program import BegunProgram
 from backplane.agents.rows import AgentRow
 from backplane.agents.session import Agent as BaseAgent
 from backplane.agents.session import AgentRun, Ending, id_of
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.host import HostRun
 from backplane.protocol.jsonrpc import Notification
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Agent(BaseAgent):
     keeps_calls = False
     reader: EventReader
 
-    def __init__(self, session: AgentRun, child: Child, begun: BegunProgram) -> None:
+    def __init__(self, session: AgentRun, row: AgentRow, child: Child, begun: BegunProgram) -> None:
         self.place = folders_of(session.run, begun.state, own=False)
         super().__init__(session, EventReader(session.run.now, session.root, TOOLS))
         self.server = KimiServer(child, self.hear)
@@ -58,6 +57,10 @@ class Agent(BaseAgent):
         self._id = ""
         self._subscribed = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
+
+    @staticmethod
+    def image(media_type: str, data: str) -> Json:
+        return {"type": "image", "source": {"kind": "base64", "media_type": media_type, "data": data}}
 
     async def run(self) -> None:
         try:
@@ -147,12 +150,9 @@ class Agent(BaseAgent):
         return _answer("allow") if refused is None else _answer("deny", refused)
 
     async def _refusal(self, id: str, tool: str, input: Json) -> str | None:
-        """Tell a call, and why it may not run; None when it may."""
-        for event in self.reader.call(id, tool, input):
-            await self.session.run.emit(event)
-        self.session.hold_limits()
+        """Report a call, and return why it may not run; None if it may."""
         request = ToolRequest(id=id, tool=tool, name=self.reader.name(tool), input=input)
-        return (await self.session.gate.decide(request)).refused
+        return (await self.decide(self.reader.call(id, tool, input), request)).refused
 
     async def _permit(self, asked: dict[str, Any]) -> None:
         """Answer for an approval: what was decided at the call's hook holds; it is asked here where that could not."""
@@ -186,13 +186,3 @@ class Agent(BaseAgent):
 def _answer(decision: str, reason: str = "") -> Json:
     said = {"permissionDecision": decision, "permissionDecisionReason": reason}
     return {"hookSpecificOutput": {"hookEventName": "PreToolUse", **said}}
-
-
-def image_block(media_type: str, data: str) -> Json:
-    return {"type": "image", "source": {"kind": "base64", "media_type": media_type, "data": data}}
-
-
-def speak(options: AgentRow, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
-    """Make the run with the agent's program. Raises ConfigError, BackendError."""
-    spec = spec_in_words(run, options, image_block)
-    return AgentRun(run, spec, lambda session: Agent(session, child, begun))

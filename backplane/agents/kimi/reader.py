@@ -49,8 +49,6 @@ class EventReader(BaseReader):
         self._told: set[str] = set()
         self.reason: str | None = None
         """Why the turn ended: completed, failed, cancelled; None while it goes on."""
-        self._words: list[str] = []
-        """The pieces of the answer."""
         self._counted: dict[str, int] = {}
         """Tokens counted in this turn, by the agent's counters."""
         self._is_counted = False
@@ -71,20 +69,10 @@ class EventReader(BaseReader):
     # The model --------------------------------------------------------------------------------------------------------
 
     def _delta(self, data: dict[str, Any]) -> list[AgentEvent]:
-        told = self._piece(data.get("delta"), MAIN)
-        self._words += [data["delta"]] if told else []
-        return told
+        return self._piece(data.get("delta"))
 
     def _thought(self, data: dict[str, Any]) -> list[AgentEvent]:
         return self._thoughts(data.get("delta"))
-
-    def _message(self) -> list[AgentEvent]:
-        """The words that came, as one message."""
-        if not self._words:
-            return []
-        self.text, self.spoke, self._words = "".join(self._words), True, []
-        self._clear()
-        return [self._make.message(self.text)]
 
     def _step(self, data: dict[str, Any]) -> list[AgentEvent]:
         """A request of the model that was answered whole; one whose stream just ended was not."""
@@ -108,7 +96,7 @@ class EventReader(BaseReader):
 
     def _count_also(self, told: dict[str, int]) -> list[AgentEvent]:
         self._counted = {name: self._counted.get(name, 0) + told.get(name, 0) for name in _COUNTED}
-        return self.count(counts_of(told, _COUNTERS))
+        return self.count(counts_of([told], _COUNTERS))
 
     # Tools ------------------------------------------------------------------------------------------------------------
 
@@ -121,8 +109,7 @@ class EventReader(BaseReader):
             return []
         self._told.add(id)
         self.goes_on = True  # Known before the call runs; the step says it again when its calls are over.
-        said = self._message()
-        return [*said, *self._call(OpenCall(id, tool, self.name(tool), input))]
+        return [*self._message(), *self._call(OpenCall(id, tool, self.name(tool), input))]
 
     def _written(self, data: dict[str, Any]) -> list[AgentEvent]:
         return self.calls.output(mapping(data.get("update")).get("text"))
@@ -141,12 +128,12 @@ class EventReader(BaseReader):
     # Ends -------------------------------------------------------------------------------------------------------------
 
     def _retry(self, data: dict[str, Any]) -> list[AgentEvent]:
-        words, self._words = str(data.get("errorMessage") or data.get("errorName"))[:500], []
+        words = str(data.get("errorMessage") or data.get("errorName"))[:500]
         return self._retried(words, reason=data.get("errorName"), message=words)
 
     def _over(self, data: dict[str, Any]) -> list[AgentEvent]:
         error = mapping(data.get("error"))
-        self.reason, self._words = str(data.get("reason")), []
+        self.reason = str(data.get("reason"))
         if self.reason == "failed":
             self._failed(error.get("message"), error.get("code"), mapping(error.get("details")).get("statusCode"))
         return self._take_back()

@@ -5,18 +5,17 @@ The program says its address and a token on its output; the token is kept here. 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 import anyio
-import anyio.abc
 import httpx
 import msgspec
-from websockets.client import ClientProtocol
-from websockets.uri import parse_uri
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from backplane.agents.events import mapping
 from backplane.contract.canonical import Json
@@ -30,6 +29,8 @@ START_S: Final = 60.0
 """Seconds for the program to print its address: two are usual, a cold disk needs more."""
 ANSWER_S: Final = 60.0
 """Seconds for an answer to a call."""
+CLOSE_S: Final = 0.5
+"""Seconds for the server to confirm the end of the WebSocket; its program is ended after it."""
 OUTPUT_BYTES_MAX: Final = 64 * 1024
 """Most bytes of the program's output in which its address is searched."""
 _ADDRESS: Final = re.compile(rb"(http://127\.0\.0\.1:\d{1,5})/\S*token=([\w.~-]+)")
@@ -50,9 +51,8 @@ class KimiServer:
         self._child, self._hear = child, hear
         self._http: httpx.AsyncClient | None = None
         self._url, self._token = "", ""
-        self._stream: anyio.abc.ByteStream | None = None
-        self._protocol: Any = None
-        self._connected, self._gone = anyio.Event(), anyio.Event()
+        self._socket: ClientConnection | None = None
+        self._connected = anyio.Event()
 
     # Its address ------------------------------------------------------------------------------------------------------
 
@@ -79,7 +79,6 @@ class KimiServer:
         """Read the program's output to its end: that is the program's, too."""
         while await _read(self._child.stdout):
             pass
-        self._gone.set()
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
@@ -110,46 +109,32 @@ class KimiServer:
     async def connect(self, session: str) -> None:
         """Open the WebSocket, and have the events of a session from here on. Raises BackendError."""
         seen = await self.must("GET", f"/sessions/{session}/snapshot")
-        parts = urlsplit(self._url)
-        self._stream = await anyio.connect_tcp(str(parts.hostname), parts.port or 80)
-        protocol = ClientProtocol(parse_uri(f"ws://{parts.netloc}/api/v1/ws"), max_size=LINE_BYTES_MAX)
-        request = protocol.connect()
-        request.headers["Authorization"] = f"Bearer {self._token}"
-        protocol.send_request(request)
-        self._protocol = protocol
+        headers = {"Authorization": f"Bearer {self._token}"}
+        try:
+            self._socket = await connect(
+                f"{self._url.replace('http', 'ws', 1)}/api/v1/ws",
+                additional_headers=headers, max_size=LINE_BYTES_MAX, open_timeout=ANSWER_S, close_timeout=CLOSE_S,
+                ping_interval=None, compression=None, proxy=None,
+            )  # fmt: skip
+        except (OSError, WebSocketException) as error:
+            raise BackendError("backend_unavailable", f"the agent's server opens no WebSocket: {error}") from error
         cursor = {"seq": seen.get("as_of_seq", 0), "epoch": seen.get("epoch", "")}
         hello = {"client_id": "backplane", "subscriptions": [session], "cursors": {session: cursor}}
-        await self._flush()
-        with anyio.move_on_after(ANSWER_S):
-            while not protocol.handshake_exc and protocol.state.name == "CONNECTING":
-                await self._receive()
-        if protocol.state.name != "OPEN":
-            raise BackendError(
-                "backend_unavailable", f"the agent's server opens no WebSocket: {protocol.handshake_exc}"
-            )
-        await self.tell("client_hello", hello)
+        await self._send("client_hello", hello)
         self._connected.set()
 
-    async def tell(self, kind: str, payload: Json) -> None:
-        """Say something by the WebSocket."""
-        self._protocol.send_text(msgspec.json.encode({"type": kind, "id": kind, "payload": payload}))
-        await self._flush()
+    async def _send(self, kind: str, payload: Json) -> None:
+        assert self._socket is not None
+        message = msgspec.json.encode({"type": kind, "id": kind, "payload": payload})
+        await self._socket.send(message, text=True)
 
     async def run(self) -> None:
         """Hand on events until there are no more."""
         await self._connected.wait()
-        parts: list[bytes] = []
-        while True:
-            for frame in self._protocol.events_received():
-                if not hasattr(frame, "opcode"):  # The answer to the handshake.
-                    continue
-                parts += [bytes(frame.data)] if frame.opcode in (0, 1) else []
-                if frame.opcode in (0, 1) and frame.fin:
-                    whole, parts = b"".join(parts), []
-                    await self._take(whole)
-            await self._flush()
-            if not await self._receive():
-                return
+        assert self._socket is not None
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                await self._take(await self._socket.recv(decode=False))
 
     async def _take(self, line: bytes) -> None:
         try:
@@ -157,30 +142,15 @@ class KimiServer:
         except msgspec.DecodeError:
             said = {"type": "malformed", "payload": {"evidence": line[:EVIDENCE_BYTES].decode("utf-8", "replace")}}
         if said.get("type") == "ping":
-            await self.tell("pong", said.get("payload"))
+            await self._send("pong", said.get("payload"))
         else:
             await self._hear(line, said)
-
-    async def _receive(self) -> bool:
-        """Take what comes; False when nothing more does."""
-        assert self._stream is not None
-        try:
-            self._protocol.receive_data(await self._stream.receive())
-        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return False
-        return True
-
-    async def _flush(self) -> None:
-        assert self._stream is not None
-        for data in self._protocol.data_to_send():
-            if data:
-                await self._stream.send(data)
 
     async def close(self) -> None:
         """Close both connections."""
         with anyio.CancelScope(shield=True):
-            if self._stream is not None:
-                await anyio.aclose_forcefully(self._stream)
+            if self._socket is not None:
+                await self._socket.close()
             if self._http is not None:
                 await self._http.aclose()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -15,7 +16,7 @@ import pytest
 
 from backplane import api
 from backplane.agents.acp.agent import choose, read_session, words_of
-from backplane.agents.acp.log import FAILURES_MAX, FailedRequest, FileReader, StderrReader
+from backplane.agents.acp.log import FAILURES_MAX, FailedRequest, FileLines, StderrLines, failed_requests
 from backplane.agents.acp.reader import EventReader, exit_code_of, read_usage
 from backplane.agents.acp.start import let_see
 from backplane.agents.rows import rows_of
@@ -75,7 +76,7 @@ def test_text_comes_as_deltas_and_then_whole() -> None:
     events = [event for text in ("Hel", "lo", "") for event in read(told, chunk(text))] + told.end("end_turn")
     assert kinds(events) == ["AssistantDelta", "AssistantDelta", "AssistantMessage", "TurnEnded"]
     assert events[2].text == "Hello"
-    assert told.closed_with_words
+    assert told.spoke
 
 
 @pytest.mark.parametrize("data", ["status 401", {"message": "status 401"}, {"details": "status 401"}])
@@ -88,7 +89,7 @@ def test_thoughts_are_reasoning_and_no_answer() -> None:
     (event,) = read(told, chunk("hm", "agent_thought_chunk"))
     assert isinstance(event, Reasoning)
     assert event.reasoning == "hm"
-    assert not told.answered
+    assert not told.spoke
 
 
 def test_a_call_is_told_once_its_input_is_known_and_its_result_once() -> None:
@@ -131,8 +132,8 @@ def test_a_question_without_a_call_before_it_tells_the_call() -> None:
     told = new_reader()
     asked, events = told.asked({"toolCallId": "write_file__call_1", "kind": "execute", "title": "make all"})
     assert kinds(events) == ["ToolCall"]
-    assert (told.name_of(asked), asked.input["command"]) == ("write_file", "make all")
-    (result,) = told.deny(asked, "no")
+    assert (asked.name, asked.input["command"]) == ("write_file", "make all")
+    (result,) = told.refuse(asked, "no")
     assert isinstance(result, ToolResult)
     assert result.is_error
     assert read(told, {**call("failed"), "toolCallId": "write_file__call_1"}) == []
@@ -164,7 +165,7 @@ def test_the_kind_of_a_call_decides_its_name_and_a_title_chooses_within_it(
 ) -> None:
     told = new_reader({"write": "write_file", "list": "list_files", "read": "read_file"}, servers=("srv",))
     asked, _ = told.asked({"toolCallId": "c1", "kind": kind, "title": title})
-    assert told.name_of(asked) == neutral
+    assert asked.name == neutral
 
 
 @pytest.mark.parametrize("kind", ["execute", "read", "other", None])
@@ -172,14 +173,14 @@ def test_the_kind_of_a_call_decides_its_name_and_a_title_chooses_within_it(
 def test_a_call_with_a_command_is_a_command_by_every_title_and_kind(kind: str | None, title: str | None) -> None:
     told = new_reader({"write": "write_file"})
     asked, _ = told.asked({"toolCallId": "c1", "kind": kind, "title": title, "rawInput": {"command": "rm x"}})
-    assert told.name_of(asked) == "bash"
+    assert asked.name == "bash"
 
 
 @pytest.mark.parametrize(("kind", "neutral"), [("execute", "bash"), ("edit", "edit_file"), ("other", "scribble")])
 def test_an_unknown_tool_that_its_agent_names_has_the_neutral_name_of_its_kind(kind: str, neutral: str) -> None:
     told = new_reader()
     asked, _ = told.asked({"toolCallId": "c1", "kind": kind, "title": "x", "_meta": {"toolName": "scribble"}})
-    assert told.name_of(asked) == neutral
+    assert asked.name == neutral
 
 
 def test_a_question_about_less_takes_nothing_from_what_is_known() -> None:
@@ -187,7 +188,7 @@ def test_a_question_about_less_takes_nothing_from_what_is_known() -> None:
     read(told, call("pending", title="write", kind="edit", rawInput={}))
     told.asked({"toolCallId": "c1", "title": "/o", "kind": "other", "rawInput": {"parentDir": "/o"}})
     asked, _ = told.asked({"toolCallId": "c1", "kind": "edit", "rawInput": {"filepath": "/o/x"}})
-    assert (told.name_of(asked), asked.kind) == ("write_file", "edit")
+    assert (asked.name, asked.kind) == ("write_file", "edit")
     assert asked.input == {"parentDir": "/o", "filepath": "/o/x"}
 
 
@@ -196,7 +197,7 @@ def test_what_is_open_at_the_end_of_the_turn_gets_its_result() -> None:
     read(told, call("in_progress", rawInput={"a": 1}))
     assert told.at_work
     assert kinds(told.end("cancelled")) == ["ToolResult", "TurnEnded"]
-    assert not told.closed_with_words
+    assert not told.spoke
 
 
 def test_an_answer_after_a_tool_whose_end_was_never_told_is_the_last_word() -> None:
@@ -204,7 +205,7 @@ def test_an_answer_after_a_tool_whose_end_was_never_told_is_the_last_word() -> N
     read(told, call("in_progress", rawInput={"a": 1}))
     read(told, chunk("done"))
     assert kinds(told.end("end_turn")) == ["AssistantMessage", "ToolResult", "TurnEnded"]
-    assert told.closed_with_words
+    assert told.spoke
 
 
 def test_words_before_a_tool_that_is_open_at_the_end_are_no_answer() -> None:
@@ -212,7 +213,7 @@ def test_words_before_a_tool_that_is_open_at_the_end_are_no_answer() -> None:
     read(told, chunk("first"))
     read(told, call("in_progress", rawInput={"a": 1}))
     told.end("end_turn")
-    assert not told.closed_with_words
+    assert not told.spoke
 
 
 def test_a_turn_of_the_model_ends_when_something_new_follows_a_result() -> None:
@@ -509,97 +510,6 @@ def test_a_failure_of_the_model_has_its_code(start: Start, body: str, code: str)
     assert failure(events) == code
 
 
-LOOK = """
-update(sessionUpdate="tool_call", toolCallId="c1", kind="execute", status="completed", rawInput={"command": "x"})
-"""
-USED = 'usage={"inputTokens": 3, "outputTokens": 2}'
-NUMBER = r"Error: .*(?<![\d.:])%s(?!\d)"
-WORDY: dict[str, Any] = {
-    "usage": "turn",
-    "notices": [
-        {"says": "Info: .*[Rr]etrying", "retry": True},
-        {"says": NUMBER % "(401|403)", "code": "backend_auth_failed"},
-        {"says": NUMBER % "429", "code": "backend_rate_limited"},
-        {"says": "Error: .*too long", "code": "backend_context_length"},
-        {"says": "Error: ", "code": "backend_unavailable"},
-    ],
-}
-"""Of an agent that says its failures among the words of its model."""
-MUTE: dict[str, Any] = {
-    "notices": [
-        {"says": "Compaction cancelled", "code": "backend_context_length"},
-        {"says": "Compact(ing|ion) "},
-        {"says": "", "code": "backend_unavailable"},
-    ],
-}
-"""Of an agent that hides its failures in a turn without a word."""
-
-
-FIRST = f"text('a look first'){LOOK}"
-
-
-@pytest.mark.parametrize(
-    ("options", "before", "words", "code"),
-    [
-        (WORDY, "", ["Error: no way in (HTTP 401)"], "backend_auth_failed"),
-        (WORDY, FIRST, ["Info: once more. Retrying...", "Error: 429 not so fast, in 5.401 s"], "backend_rate_limited"),
-        (WORDY, "", ["half an ans", "Error: it said 500"], "backend_unavailable"),
-        (MUTE, "", ["Compacting it all", "Compaction cancelled, sorry"], "backend_context_length"),
-        (MUTE, "", [], "backend_unavailable"),
-        (MUTE, FIRST, [], "backend_unavailable"),
-    ],
-)
-def test_a_failure_that_an_agent_puts_in_words_fails_the_run(
-    start: Start, options: dict[str, Any], before: str, words: list[str], code: str
-) -> None:
-    used = USED if before and options is WORDY else ""
-    said = "".join(f"text({one!r})\n" for one in words)
-    receipt, events = start(f"{before}{said}end({used})", options=options)
-    assert (receipt.outcome, failure(events)) == ("failed", code)
-    messages = [event.text for event in events if isinstance(event, AssistantMessage)]
-    assert messages == ["a look first"] * bool(before) + ["half an ans"] * ("half an ans" in words)
-
-
-def test_an_answer_that_begins_like_a_failure_is_an_answer(start: Start) -> None:
-    for body, told in (
-        (f'text("Error: "); text("none"); end({USED})', "Error: none"),
-        ('text("Error: it said 500, "); text("and then it worked"); end()', "Error: it said 500, and then it worked"),
-    ):
-        receipt, events = start(body, options=WORDY)
-        assert receipt.outcome == "complete"
-        assert [event.text for event in events if isinstance(event, AssistantMessage)] == [told]
-
-
-def test_words_before_a_retry_that_the_agent_tells_are_taken_back(start: Start) -> None:
-    body = f'text("half an "); text("ans"); text("Info: it broke. Retrying..."); text("Whole."); end({USED})'
-    receipt, events = start(body, options=WORDY)
-    assert receipt.outcome == "complete"
-    assert [event.text for event in events if isinstance(event, AssistantMessage)] == ["Whole."]
-    retries = [event.ext["retry"] for event in events if event.ext and "retry" in event.ext]
-    assert [retry["taken_back"] for retry in retries] == [11]
-
-
-def test_what_an_agent_says_of_itself_is_no_part_of_the_answer(start: Start) -> None:
-    body = 'text("Compacting it all"); text("Compaction is done"); text("Here."); end()'
-    receipt, events = start(body, options=MUTE)
-    assert receipt.outcome == "complete"
-    assert [event.text for event in events if isinstance(event, AssistantMessage)] == ["Here."]
-
-
-@pytest.mark.parametrize(
-    ("row", "names"),
-    [
-        ({"says": "("}, "no regular expression"),
-        ({"says": "x", "code": "tired"}, "'tired'"),
-    ],
-)
-def test_a_notice_that_means_nothing_is_named(row: dict[str, Any], names: str) -> None:
-    backend = BackendSettings(host="acp", options={"program": "x", "notices": [row]})
-    with pytest.raises(ConfigError) as caught:
-        find("few", Settings(backends={"few": backend}), {})
-    assert names in str(caught.value)
-
-
 OPENCODE_LINE = rows_of(str(ROOT / "hosts"))["opencode"]["failed_request"]
 
 
@@ -612,12 +522,18 @@ OPENCODE_LINE = rows_of(str(ROOT / "hosts"))["opencode"]["failed_request"]
     ],
 )
 def test_a_line_of_the_log_tells_a_failed_request(error: str, words: str, label: str | None) -> None:
-    reader, line = StderrReader(OPENCODE_LINE), f'level=ERROR message="stream error" id=s {error}'
-    whole = f"level=INFO message=stream id=s\n{line}\n".encode()
-    assert reader.read(whole[:-1]) == [], "the line has not ended"
-    assert reader.read(whole) == [FailedRequest(words, label)]
-    assert reader.read(whole) == []
-    assert reader.read(whole + b"again " + line.encode() + b"\n") == [FailedRequest(words, label)]
+    line = f'level=ERROR message="stream error" id=s {error}'
+    whole, tail = f"level=INFO message=stream id=s\n{line}\n".encode(), [b""]
+    lines = StderrLines(lambda: tail[0])
+
+    def new(said: bytes) -> list[FailedRequest]:
+        tail[0] = said
+        return failed_requests(re.compile(OPENCODE_LINE), lines.read())
+
+    assert new(whole[:-1]) == [], "the line has not ended"
+    assert new(whole) == [FailedRequest(words, label)]
+    assert new(whole) == []
+    assert new(whole + b"again " + line.encode() + b"\n") == [FailedRequest(words, label)]
 
 
 FAILS = r"""
@@ -649,7 +565,7 @@ def test_requests_that_fail_with_words_between_them_are_no_reason_to_end(start: 
 
 
 def test_a_failed_request_in_an_agents_log_file_is_read_once_and_whole(tmp_path: Path) -> None:
-    pattern = rows_of(str(ROOT / "hosts"))["qwen"]["failed_request"]
+    pattern = re.compile(rows_of(str(ROOT / "hosts"))["qwen"]["failed_request"])
     log = tmp_path / "a" / "chats" / "one.jsonl"
     log.parent.mkdir(parents=True)
 
@@ -658,20 +574,24 @@ def test_a_failed_request_in_an_agents_log_file_is_read_once_and_whole(tmp_path:
         return json.dumps({"systemPayload": {"uiEvent": event}}, separators=(",", ":")).encode() + b"\n"
 
     log.write_bytes(line("of an older run"))
-    reader = FileReader(pattern, tmp_path, "*/chats/one.jsonl")
-    assert reader.read() == []
+    lines = FileLines(tmp_path, "*/chats/one.jsonl")
+
+    def new() -> list[FailedRequest]:
+        return failed_requests(pattern, lines.read())
+
+    assert new() == []
     said = json.dumps({"text": line("said by the model").decode()}).encode() + b"\n"
     with log.open("ab") as file:
         file.write(said + line('500 {"why":\n"too many"}')[:-9])
-    assert reader.read() == [], "the line has not ended"
+    assert new() == [], "the line has not ended"
     with log.open("ab") as file:
         file.write(line('500 {"why":\n"too many"}')[-9:] + line("again"))
     (log.parent / "other.jsonl").write_bytes(line("of another session"))
-    assert reader.read() == [FailedRequest('500 {"why": "too many"}'), FailedRequest("again")]
-    assert reader.read() == []
+    assert new() == [FailedRequest('500 {"why": "too many"}'), FailedRequest("again")]
+    assert new() == []
     (tmp_path / "b" / "chats").mkdir(parents=True)
     (tmp_path / "b" / "chats" / "one.jsonl").write_bytes(line("in a file that is new"))
-    assert reader.read() == [FailedRequest("in a file that is new")]
+    assert new() == [FailedRequest("in a file that is new")]
 
 
 LOGS = """

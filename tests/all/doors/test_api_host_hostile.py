@@ -78,15 +78,6 @@ async def test_a_model_that_calls_for_ever_is_ended_by_a_limit_that_nobody_named
     assert len({len(request.body["messages"]) for request in server.requests}) == 250
 
 
-async def test_calls_beyond_those_of_one_turn_are_answered_and_not_run(tmp_path: Path, backplane_home: Path) -> None:
-    calls = tuple(call("bash", command=f"echo {n}") for n in range(70))
-    calls = (*calls[:1], *(call("ask_user", question="?") for _ in range(70)))
-    _, events, _ = await solve(backplane_home, [Turn(calls=calls), Turn(text="done")], job(tmp_path))
-    results = of(ToolResult, events)
-    assert len(results) == 71
-    assert [result.output for result in results[64:]] == ["not run: more than 64 calls at once"] * 7
-
-
 # Policy ---------------------------------------------------------------------------------------------------------------
 
 

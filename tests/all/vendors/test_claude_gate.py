@@ -44,7 +44,7 @@ class Bare:
 
     def play(self) -> None:
         """Have one turn, to its result."""
-        hooks = answers.wanted(results=True, answer_s=ANSWER_S)
+        hooks = answers.wanted({"post_tool"}, answer_s=ANSWER_S)
         self.say(type="control_request", request_id="hello", request={"subtype": "initialize", "hooks": hooks})
         self.say(type="user", session_id="", message={"role": "user", "content": "work"}, parent_tool_use_id=None)
         assert self._child.stdout is not None
