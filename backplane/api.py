@@ -27,7 +27,6 @@ from backplane.routing.task import Strategy, TaskDescriptor, read_strategy
 from backplane.runtime.backends import Backend
 from backplane.runtime.hooks import taken
 from backplane.runtime.options import (
-    OF_RUN,
     OPTIONS,
     OnEvent,
     OrderOptions,
@@ -35,9 +34,8 @@ from backplane.runtime.options import (
     check_callbacks,
     check_names,
     hand_event,
-    log_without_effect,
-    order_of,
 )
+from backplane.runtime.orders import log_without_effect, order_of
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
 
@@ -208,8 +206,8 @@ async def attempting(
         backend = backend if backend is not None else whole.abp("backend")
         if router is not None or (backend is None and plane.settings.default_backend is None):
             attempts = await attempts_for(plane, whole, router.strategy if router is not None else None)
-        of_run = {name: value for name, value in options.items() if name in OF_RUN}
-        start = functools.partial(plane.start, **{**of_run, "hooks": (*own, *hooks)})
+        of_run = {name: options[name] for name in ("on_ask", "output", "timeout", "limits") if name in options}
+        start = functools.partial(plane.start, hooks=(*own, *hooks), **of_run)
         yield Attempting(plane, attempts, start if attempts else functools.partial(start, whole, backend))
 
 

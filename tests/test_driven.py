@@ -11,7 +11,6 @@ import pytest
 
 from backplane.agents.order import found, own_settings, server_rows
 from backplane.agents.program import with_words
-from backplane.agents.rows import OPTIONS
 from backplane.contract import envelope as wire
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackendError, BackplaneError, ConfigError
@@ -78,11 +77,10 @@ def test_a_server_that_cannot_be_read_is_a_fault_of_the_order(rows: Any, names: 
         server_rows(given(abp={"mcp_servers": rows}), ())
 
 
-@pytest.mark.parametrize("options", ["{}", "[]", "no JSON", '{"mcp_servers": 5}', '{"mcp_servers":' + "[" * 100_000])
-def test_files_of_servers_are_looked_for_in_what_can_be_read(options: str) -> None:
+def test_files_of_servers_are_looked_for_in_what_can_be_read() -> None:
     row = {"name": "a", "command": "b", "args": ["c", "", "d\0"], "env": {"P": "/x:/y"}}
     ordered = [5, {"name": "z", "args": "q"}, row]
-    assert servers_of({OPTIONS: options}, ordered) == {"a": ("b", "c", "/x", "/y")}
+    assert servers_of(ordered) == {"a": ("b", "c", "/x", "/y")}
 
 
 def test_a_server_keeps_what_only_its_agent_knows() -> None:

@@ -1,78 +1,94 @@
-"""Decides about an order before its run is made: whether the store answers it, and what of a budget it may use."""
+"""Admits an order: makes its run, or a run that is refused before anything is started."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
 
 from backplane.config import Limits
 from backplane.contract.canonical import Json
+from backplane.contract.unheard import check_settings
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError
+from backplane.policy.rules import compile_policy
 from backplane.runtime.backends import Backend
-from backplane.runtime.hooks import Hook
+from backplane.runtime.hooks import Hooks, above, configured
+from backplane.runtime.options import RunOptions
+from backplane.runtime.requirements import RunRequirements, check_place
+from backplane.runtime.run import Run
 from backplane.runtime.state import StateFolder
 
 if TYPE_CHECKING:
     from backplane.runtime.plane import ControlPlane
-    from backplane.runtime.run import Run
-
-
-class Admitted(NamedTuple):
-    """An order as its run gets it.
-
-    Attributes:
-        order: has its share of the parent's budget as its limits.
-        backend: a replay of the stored run if the store answers the order.
-        facts: members for the receipt's own part: `cache` and `budget`.
-        refusal: why the parent's budget does not allow the run; None if it does, or if there is no parent.
-    """
-
-    order: WorkOrder
-    backend: Backend
-    run_id: str
-    facts: dict[str, Json]
-    refusal: BackplaneError | None = None
 
 
 async def admit(
-    plane: ControlPlane, order: WorkOrder, backend: Backend, limits: Limits, hooks: Sequence[Hook], run_id: str | None
-) -> Admitted:
-    """Look for a pure order's answer in the store, and take a child's share of its parent's budget.
+    plane: ControlPlane,
+    order: WorkOrder,
+    backend: Backend,
+    limits: Limits,
+    given: RunOptions,
+    run_id: str | None,
+    added: Mapping[str, Json],
+) -> Run:
+    """Make the run of an order: on a replay if the store answers the order, with its share of its parent's budget.
+
+    All is checked that can be checked before anything is started; the end of a refused run is decided.
 
     Args:
-        hooks: those of the caller; an order that has some is never answered from the store.
         run_id: the id that the run shall have; None makes one.
+        added: the caller's members for `usage_raw.backplane` in the receipt.
 
     Raises:
         ConfigError: `config_invalid`, the order is declared pure and works in place.
     """
-    facts: dict[str, Json] = {}
+    facts, refusal = dict(added), None
     if order.abp("pure") is not None:
         from backplane.runtime import cache  # Few orders are pure.
 
-        key = None
-        if cache.is_pure(order) and not hooks:
-            key = await anyio.to_thread.run_sync(cache.key_of, order, backend, plane.settings, limits)
-        if key is not None:
-            found = await anyio.to_thread.run_sync(cache.find_cached, plane.home, key)
-            backend, facts["cache"] = found or backend, {"key": key, "hit": found is not None}
+        asked = order, backend, plane.settings, limits, given.get("hooks", ())
+        known = await anyio.to_thread.run_sync(cache.find_cached, plane.home, *asked)
+        if known is not None:
+            backend, facts["cache"] = known
     run_id = await id_of(plane.state_folder, run_id)
     # A turn of a conversation names its session in `parent`, and a replay costs nothing.
-    if isinstance(order.abp("parent"), dict | None) or backend.replays is not None:
-        return Admitted(order, backend, run_id, facts)
-    from backplane.runtime.budgets import reserve  # Few runs are children.
+    if not isinstance(order.abp("parent"), dict | None) and backend.replays is None:
+        from backplane.runtime.budgets import reserve  # Few runs are children.
 
+        try:
+            whole, store = order, plane.state_folder.store
+            order, facts["budget"] = await anyio.to_thread.run_sync(lambda: reserve(store(), whole, run_id))
+        except BackplaneError as error:
+            refusal = error
+    run = Run(plane, order, backend, given.get("on_ask"), limits, run_id, given.get("output"))
+    run.facts.added.update(run.facts.clean_json(facts))
     try:
-        order, share = await anyio.to_thread.run_sync(lambda: reserve(plane.state_folder.store(), order, run_id))
+        if refusal is not None:
+            raise refusal
+        _check(plane, run, given)
     except BackplaneError as error:
-        return Admitted(order, backend, run_id, facts, error)
-    return Admitted(order, backend, run_id, {**facts, "budget": share})
+        run.drive.ending.decide("refused", error)
+    except Exception as error:
+        run.fail(error)
+    return run
+
+
+def _check(plane: ControlPlane, run: Run, given: RunOptions) -> None:
+    """Refuse a wrong order, or one with needs that the host's last hello does not meet. Raises BackplaneError."""
+    facts, drive = run.facts, run.drive
+    check_settings(facts.order)
+    check_place(facts.settings, remote=drive.backend.remote, routed="route" in facts.added)
+    facts.policy = compile_policy(facts.order.policy)
+    if hooks := (*configured(plane.settings.hooks), *given.get("hooks", ()), *above(facts.settings.get("hooks"))):
+        put_above = drive.approvals.put_above
+        drive.approvals.hooks = Hooks(hooks, run.id, plane.environ, facts.redactor, put_above)
+    drive.requirements = RunRequirements(facts, drive.backend, hooks, plane.settings.isolation)
+    drive.requirements.check_kept(plane.home)
 
 
 async def id_of(folder: StateFolder, wanted: str | None) -> str:

@@ -60,7 +60,7 @@ class Approvals:
         self, facts: RunState, limits: Limits, ending: RunEnding, record: RunRecord, on_ask: OnAsk | None
     ) -> None:
         self.open: dict[str, wire.Ask] = {}
-        self.host: HostChannel | None = None
+        self.host: HostChannel
         self.hooks: Hooks | None = None
         self.checkpoints: RunCheckpoints | None = None
         self.start_observer: Callable[..., object] = bool
@@ -114,30 +114,29 @@ class Approvals:
 
     def take(self, ask: wire.Ask) -> list[Events]:
         """Begin to decide an ask; return its event, and the event of the answer if that needs no wait."""
-        assert self.host is not None
         assert self._facts.policy is not None
-        raised = self._record.own("ask", approvals.body(ask), approvals.describe(ask))
+        raised = self._ask_event(ask)
         self._facts.asked(ask)
         decision, by = approvals.judge(self._facts.policy, ask, root=self._facts.root), "policy"
-        is_denied = decision is not None and decision.decision == "deny"
-        hooks = self.hooks.of(ask, decision) if self.hooks is not None and not is_denied else ()
+        hooks = self.hooks.of(ask, decision) if self.hooks is not None and not _denies(decision) else ()
+        if decision is None and not hooks:
+            decision, by = self._without_caller(ask)
         size = len(raised.lines)
         fits = not self.open or self._bytes + size <= ASKS_BYTES_MAX
         may_wait = fits and len(self.open) < ASKS_OPEN_MAX
-        if hooks and not may_wait:
-            decision, by, hooks = Decision(decision="deny", reason=_TOO_MANY), "default", ()
-        elif decision is None and not hooks:
-            decision, by = self._without_caller(ask)
-            if decision is None and not may_wait:
-                decision, by = approvals.by_default(ask, _TOO_MANY), "default"
-        is_denied = decision is not None and decision.decision == "deny"
-        saves = self.checkpoints is not None and may_wait and not is_denied
+        if not may_wait and (hooks or decision is None):
+            denial = Decision(decision="deny", reason=_TOO_MANY) if hooks else approvals.by_default(ask, _TOO_MANY)
+            decision, by, hooks = denial, "default", ()
+        saves = self.checkpoints is not None and may_wait and not _denies(decision)
         if decision is not None and not hooks and not saves:
             return [raised, *self._answer(ask, decision, by=by)]
         self.open[ask.id] = ask
         self._bytes += size
-        self.host.start_soon(self._decide, ask, size, raised.events[0], hooks, decision)
+        self.host.start_soon(self._decide, ask, size, raised.events[0], hooks, decision, by)
         return [raised]
+
+    def _ask_event(self, ask: wire.Ask) -> Events:
+        return self._record.own("ask", approvals.body(ask), approvals.describe(ask))
 
     def _without_caller(self, ask: wire.Ask) -> tuple[Decision | None, str]:
         """Return a decision that needs no question to the caller, and its maker; None if the caller has to decide."""
@@ -149,17 +148,15 @@ class Approvals:
         return None, "caller"
 
     async def _decide(
-        self, ask: wire.Ask, size: int, event: AgentEvent, hooks: tuple[Hook, ...], decided: Decision | None
+        self, ask: wire.Ask, size: int, event: AgentEvent, hooks: tuple[Hook, ...], decided: Decision | None, by: str
     ) -> None:
         """Make a checkpoint, ask the hooks, ask the caller if the ask is still undecided, and answer."""
-        assert self.host is not None
         if self.checkpoints is not None:
             await self.checkpoints.before(ask)
-        changed, by = "", "policy"
+        changed = ""
         if hooks:
             ask, decided, by, changed = await self._ask_hooks(ask, hooks)
-            if changed:
-                event = self._record.own("ask", approvals.body(ask), approvals.describe(ask)).events[0]
+            event = self._ask_event(ask).events[0] if changed else event
         if decided is None:
             decided, by = self._without_caller(ask)
         if decided is None:
@@ -188,9 +185,7 @@ class Approvals:
 
     async def _put_above(self, ask: wire.Ask) -> Decision:
         """Ask the caller in place of a hook, as for an ask that the policy leaves open."""
-        event = self._record.own("ask", approvals.body(ask), approvals.describe(ask)).events[0]
-        decision, _ = await self._ask_caller(ask, event)
-        return decision
+        return (await self._ask_caller(ask, self._ask_event(ask).events[0]))[0]
 
     async def _ask_caller(self, ask: wire.Ask, event: AgentEvent) -> tuple[Decision, str]:
         """Return the caller's decision, or the default decision after `ask_s`, and its maker."""
@@ -198,19 +193,14 @@ class Approvals:
         assert isinstance(event, Approval)
         decision, by = approvals.by_default(ask, f"no answer within {self._limits.ask_s:g} s"), "default"
         with anyio.move_on_after(self._limits.ask_s):
-            why = ""
             try:
-                given = await call_function(self._on_ask, event)
-            except ProtocolError as error:  # From a caller that forwards asks to another control plane.
-                why = error.message
+                decision, by = self._reread(ask, await call_function(self._on_ask, event)), "caller"
             except Exception as error:  # The caller's own code: its bug must not let a tool through.
-                why = log_raised("callback on_ask", self._on_ask, error, self._facts.redactor)
-            else:
-                try:
-                    decision, by = self._reread(ask, given), "caller"
-                except ProtocolError as error:  # An answer that cannot be sent is the caller's bug, too.
+                # A ProtocolError is from a caller that forwards asks to another control plane, or of a wrong decision.
+                if isinstance(error, ProtocolError):
                     why = error.message
-            if why:
+                else:
+                    why = log_raised("callback on_ask", self._on_ask, error, self._facts.redactor)
                 decision = Decision(decision="deny", reason=f"the answering callback failed: {why}")
         if by == "caller" and decision.remember == "run" and decision.decision != "modify":
             self._remember(ask, decision)
@@ -246,17 +236,14 @@ class Approvals:
         """
         lines, self._unsent = self._unsent, []
         for line in lines if not self._ending.over.is_set() else ():
-            assert self.host is not None
             self.host.write(line)
 
     def _line_of(self, ask: wire.Ask, decision: Decision) -> bytes:
         """Return the answer as a line to send. Raises ProtocolError if it is too long for a line."""
-        assert self.host is not None
         return self.host.line.send(approvals.answer(ask, decision))
 
     def _answer(self, ask: wire.Ask, decision: Decision, *, by: str) -> list[Events]:
         """Make the answer; if it is too long, a denial without a reason; if that is too long, too, end the run."""
-        assert self.host is not None
         try:
             line = self._line_of(ask, decision)
         except ProtocolError as too_long:
@@ -271,3 +258,7 @@ class Approvals:
         self._facts.answered(ask, decision)
         body = {"id": ask.id, "decision": decision.decision, "by": by, "reason": decision.reason}
         return [self._record.own("answer", body, f"{decision.decision} by {by}: {decision.reason}")]
+
+
+def _denies(decision: Decision | None) -> bool:
+    return decision is not None and decision.decision == "deny"

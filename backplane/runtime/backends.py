@@ -135,9 +135,11 @@ class ProcessBackend(Backend, frozen=True, kw_only=True):
             raise ConfigError("config_invalid", fact, hint="leave it out, or set key_proxy = false for this backend")
         return StartCommand(argv=self.argv, env=child_environment(self.env, order.config.env, environ))
 
-    def servers(self, order: WorkOrder, command: StartCommand) -> dict[str, tuple[str, ...]]:
+    def servers(self, order: WorkOrder) -> dict[str, tuple[str, ...]]:
         """Return the MCP servers that the agent is to start: name → the words of its row that may name files."""
-        return servers_of(command.env, with_servers(order, self.servers_given).abp("mcp_servers"))
+        own = self.agent.mcp_servers if self.agent is not None else ()
+        ordered = with_servers(order, self.servers_given).abp("mcp_servers")
+        return servers_of([*own, *(ordered if isinstance(ordered, list | tuple) else ())])
 
     def agent_path(self, env: Mapping[str, str]) -> str | None:
         """Return the path at which the host finds the agent's program; None if there is no agent or no such program."""

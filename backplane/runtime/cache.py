@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -16,13 +17,14 @@ from typing import Final
 import msgspec
 
 from backplane.config import Limits, Settings
+from backplane.contract.canonical import Json
 from backplane.contract.work import REPLAY, WorkOrder
 from backplane.errors import BackplaneError, ConfigError, StoreError
 from backplane.policy.rules import compile_policy
 from backplane.receipts.journal import replace_file
 from backplane.runtime.backends import Backend
+from backplane.runtime.hooks import Hook
 from backplane.runtime.instructions import read_instructions
-from backplane.runtime.memory import MemoryBackend
 from backplane.runtime.replay import find_replay
 from backplane.runtime.state import raise_error
 from backplane.workspace.tree import paths_below
@@ -30,19 +32,38 @@ from backplane.workspace.tree import paths_below
 FOLDER: Final = "cache"
 
 
-def is_pure(order: WorkOrder) -> bool:
-    """Return True if an order may be served from the store. Raises ConfigError: `config_invalid`."""
+def find_cached(
+    home: Path, order: WorkOrder, backend: Backend, settings: Settings, limits: Limits, hooks: Sequence[Hook]
+) -> tuple[Backend, dict[str, Json]] | None:
+    """Return the backend of a pure order, a replay of the stored run with the same key if there is one. Blocks.
+
+    Args:
+        hooks: those of the caller; an order that has some is never answered from the store.
+
+    Returns:
+        The backend and the receipt's member `cache`; None if the order is not pure, or its key cannot be known.
+
+    Raises:
+        ConfigError: `config_invalid`, the order works in place, or `pure` is no boolean.
+    """
     value = order.abp("pure", False)
     if not isinstance(value, bool):
         raise ConfigError("config_invalid", "config.vendor.abp.pure is neither true nor false")
     if value and order.workspace.mode != "staged":
         fact = "a pure order works in a copy: in place, its effect on the folder would be part of what it says"
         raise ConfigError("config_invalid", fact, hint="the mode staged, or without `pure`")
-    return value
+    if not value or hooks or (key := _key_of(order, backend, settings, limits)) is None:
+        return None
+    try:
+        run_id = (home / FOLDER / key).read_text()
+        found = find_replay(f"{REPLAY}{run_id}", home, with_patch=True, cached=True)
+    except (OSError, ValueError, BackplaneError):
+        return backend, {"key": key, "hit": False}
+    return found, {"key": key, "hit": True}
 
 
-def key_of(order: WorkOrder, backend: Backend, settings: Settings, limits: Limits) -> str | None:
-    """Return a hash of all that an order's result depends on; None if that cannot be known. Blocks.
+def _key_of(order: WorkOrder, backend: Backend, settings: Settings, limits: Limits) -> str | None:
+    """Return a hash of all that an order's result depends on; None if that cannot be known.
 
     The hash covers the order with its policy but without its id, every file and link of its tree, the project's
     instructions above it, the settings, the limits, and the host's present programs.
@@ -82,15 +103,6 @@ def tree_sha256(root: Path, limits: Limits) -> str:
             with open(path, "rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
-
-
-def find_cached(home: Path, key: str) -> MemoryBackend | None:
-    """Return a backend that replays the stored run for a key; None if there is none. Blocks."""
-    try:
-        run_id = (home / FOLDER / key).read_text()
-        return find_replay(f"{REPLAY}{run_id}", home, with_patch=True, cached=True)
-    except (OSError, ValueError, BackplaneError):
-        return None
 
 
 def keep(home: Path, key: str, run_id: str) -> None:

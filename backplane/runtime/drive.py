@@ -1,4 +1,4 @@
-"""Drives a run in one task, from its admission to its stored receipt.
+"""Drives an admitted run in one task, to its stored receipt.
 
 The task starts the host, sends the order and reads the host's messages. However the run ends, the task then stops the
 host, reads the rest of its output and seals one receipt. It reads the host's output only as fast as the run's reader
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -23,9 +23,7 @@ from backplane.config import Limits
 from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json
 from backplane.contract.capability import read_manifest
-from backplane.contract.unheard import check_settings
 from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, from_code, unforeseen
-from backplane.policy.rules import compile_policy
 from backplane.protocol.control import ControlEnd
 from backplane.protocol.messages import version_compatible
 from backplane.receipts.manifests import keep_manifest
@@ -38,11 +36,10 @@ from backplane.runtime.backends import Backend, Link
 from backplane.runtime.channel import HostChannel
 from backplane.runtime.ending import RunEnding
 from backplane.runtime.events import EventStream, RunRecord, now
-from backplane.runtime.hooks import Hook, Hooks, above, configured
 from backplane.runtime.inbound import Inbound
 from backplane.runtime.orders import without_effect
 from backplane.runtime.place import RunPlace
-from backplane.runtime.requirements import RunRequirements, check_place
+from backplane.runtime.requirements import RunRequirements
 from backplane.runtime.setup import HostStart
 
 if TYPE_CHECKING:
@@ -83,46 +80,17 @@ class Drive:
         self.inbound = Inbound(facts, self.ending, self.record, self.approvals)
         self.place.on_spent = self.inbound.keep_limit
         self.host: HostChannel | None = None
-        self._requirements: RunRequirements
-        """Set when the run is admitted."""
-
-    # The admission.
-
-    def _admit(self, given: Sequence[Hook]) -> None:
-        """Check all that can be checked before anything is started; refuse a wrong order or one with unmet needs.
-
-        Args:
-            given: hooks of the caller.
-        """
-        facts, plane = self.facts, self.plane
-        try:
-            check_settings(facts.order)
-            check_place(facts.settings, remote=self.backend.remote, routed="route" in facts.added)
-            facts.policy = compile_policy(facts.order.policy)
-            if hooks := (*configured(plane.settings.hooks), *given, *above(facts.settings.get("hooks"))):
-                put_above = self.approvals.put_above
-                self.approvals.hooks = Hooks(hooks, facts.run_id, plane.environ, facts.redactor, put_above)
-            self._requirements = RunRequirements(facts, self.backend, hooks, plane.settings.isolation)
-            self._requirements.check_kept(plane.home)
-        except BackplaneError as error:
-            self.ending.decide("refused", error)
-        except Exception as error:
-            self.ending.fail(error)
+        self.requirements: RunRequirements
+        """Set by `admit`, unless the order is refused."""
 
     # The run.
 
-    async def run(self, hooks: Sequence[Hook] = ()) -> None:
-        """Run the order to its stored receipt; a failure ends the run, and nothing is raised.
-
-        Args:
-            hooks: hooks of the caller.
-        """
+    async def run(self) -> None:
+        """Run the order to its stored receipt; a failure ends the run, and nothing is raised."""
         ending = self.ending
         try:
             if self.limits.run_s is not None:
                 ending.start.deadline = ending.talk.deadline = anyio.current_time() + self.limits.run_s - ending.run_s
-            if not ending.is_decided:
-                self._admit(hooks)
             if not ending.is_decided:
                 try:
                     await self._live()
@@ -211,7 +179,7 @@ class Drive:
         self._check_hello(line.hello)
         workspace = await self.place.workspace()
         if workspace is not None:
-            await self._requirements.add_instructions(line.hello, workspace)
+            await self.requirements.add_instructions(line.hello, workspace)
         await self.approvals.observe("run_start", {"task": self.facts.order.task, "backend": self.backend.id})
         self._send_order(host, workspace)
         while not ending.is_decided:
@@ -274,7 +242,7 @@ class Drive:
 
     def _check_hello(self, hello: wire.Hello) -> None:
         """Record the hello and check the order against it. Raises CapabilityError, ConfigError, ContractError."""
-        requirements = self._requirements
+        requirements = self.requirements
         manifest = requirements.supply(read_manifest(hello.capabilities), hello.extensions)
         self.facts.hello(hello, manifest)
         self.place.note({"fact": "hello", "hello": msgspec.to_builtins(hello)})
@@ -292,7 +260,7 @@ class Drive:
 
     def _send_order(self, host: HostChannel, workspace: Workspace | None) -> None:
         """Send the order with the folder to work in, on this or another machine."""
-        facts, requirements = self.facts, self._requirements
+        facts, requirements = self.facts, self.requirements
         # The folder on another machine is not known here; the control plane there judges paths by this policy.
         facts.root = "/" if workspace is None else str(workspace.root)
         if workspace is not None and requirements.checkpoints:

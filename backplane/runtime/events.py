@@ -6,7 +6,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Final, Self
 
 import anyio
 
@@ -31,12 +31,13 @@ class EventStream:
 
     Attributes:
         ended: set once the last event has been added and the run is sealed.
+        rest: the events of the last batch that no iterator over single events has given yet.
     """
 
     def __init__(self) -> None:
         self.ended = anyio.Event()
         self._batches: deque[Events] = deque()
-        self._rest: Iterator[AgentEvent] = iter(())
+        self.rest: Iterator[AgentEvent] = iter(())
         self._changed: anyio.Event | None = None
         """Set at the next change; None if no task waits for one."""
         self._is_dropped = False
@@ -61,7 +62,7 @@ class EventStream:
 
     def _clear(self) -> None:
         self._batches.clear()
-        self._rest = iter(())
+        self.rest = iter(())
         self.wake()
 
     def close(self) -> None:
@@ -95,12 +96,12 @@ class EventStream:
         if not self.is_read_elsewhere():
             self._clear()
 
-    async def next(self) -> Events | None:
-        """Wait for the next events and return them; return None at the end of the run."""
+    async def next(self) -> Events:
+        """Wait for the next events and return them. Raises StopAsyncIteration: the run has ended."""
         while True:
             while not self._batches:
                 if self.ended.is_set():
-                    return None
+                    raise StopAsyncIteration
                 await self._change_comes()
             batch = self._batches.popleft()
             self.wake()
@@ -116,9 +117,12 @@ class RunReader:
             fact = f"another task iterates over run {run_id}"
             hint = "read it in one task; others may `await run.wait()` meanwhile"
             raise ConfigError("config_invalid", fact, hint=hint)
-        self._stream = stream
+        self._stream, self._next = stream, stream.next
         self._task_id, self._task = anyio.get_current_task().id, asyncio_task()
         stream._readers.add(self)
+
+    def __aiter__(self) -> Self:
+        return self
 
     def is_elsewhere(self) -> bool:
         """Return True if another task made this, and still runs as far as is known: trio does not tell that."""
@@ -129,31 +133,18 @@ class RunReader:
 class RunEvents(RunReader):
     """Iterates over a run's events, one at a time."""
 
-    def __aiter__(self) -> RunEvents:
-        return self
-
     async def __anext__(self) -> AgentEvent:
-        stream = self._stream
         while True:
-            for event in stream._rest:
+            for event in self._stream.rest:
                 return event
-            batch = await stream.next()
-            if batch is None:
-                raise StopAsyncIteration
-            stream._rest = iter(batch.events)
+            self._stream.rest = iter((await self._next()).events)
 
 
 class RunBatches(RunReader):
     """Iterates over a run's events in groups, as they arrived."""
 
-    def __aiter__(self) -> RunBatches:
-        return self
-
     async def __anext__(self) -> Events:
-        batch = await self._stream.next()
-        if batch is None:
-            raise StopAsyncIteration
-        return batch
+        return await self._next()
 
 
 class RunRecord:

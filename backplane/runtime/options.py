@@ -5,19 +5,16 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import msgspec
 
 from backplane.config import Limits, Settings, checked
 from backplane.contract.events import AgentEvent
-from backplane.contract.unheard import unheard_pointers
-from backplane.contract.work import Lane, PolicyProfile, WorkOrder
+from backplane.contract.work import Lane, PolicyProfile
 from backplane.errors import require_type
 from backplane.runtime.approvals import OnAsk
 from backplane.runtime.hooks import Hook
-from backplane.runtime.orders import make_order, without_effect
 
 if TYPE_CHECKING:
     from backplane.routing.task import Preference, Priority, TaskType
@@ -84,12 +81,7 @@ class WaitOptions(OrderOptions, total=False):
     """Plain or `async` function that is called with each event, in the loop of the run."""
 
 
-WISHES: Final = tuple(RouteOptions.__annotations__)
 OPTIONS: Final = frozenset(RunOptions.__annotations__)
-OF_ORDER: Final = ("root", "model", "policy", "lane", "max_turns", "max_budget_usd", "wait_for_limit", "output")
-"""Options that become members of the order."""
-OF_RUN: Final = ("on_ask", "hooks", "output", "timeout", "limits")
-"""Options that are passed to the run itself."""
 
 
 def check_names(given: Mapping[str, object], *known: str) -> None:
@@ -105,41 +97,6 @@ def check_callbacks(on_ask: object, hooks: Sequence[object]) -> None:
     require_type(hooks, Sequence, "`hooks`", "a list of backplane.Hook")
     for hook in hooks:
         require_type(hook, Hook, "one of `hooks`", "a backplane.Hook around the command or function")
-
-
-def log_without_effect(order: WorkOrder, hooks: Sequence[Hook]) -> None:
-    """Log to `backplane` which parts of an order have no effect, as the run only warns of them in its events."""
-    hooked = [tool for hook in hooks for tool in hook.tools]
-    for _, _, fact in without_effect(order, list(unheard_pointers(order.config.vendor)), hooked):
-        import logging  # Most orders have no such part.
-
-        logging.getLogger("backplane").warning(fact)
-
-
-async def order_of(
-    order: WorkOrder | str,
-    opened: AsyncExitStack,
-    configured_policy: PolicyProfile | str | None = None,
-    **given: Unpack[RunOptions],
-) -> WorkOrder:
-    """Return the order with the options as its members; functions are served until `opened` is closed.
-
-    Raises:
-        ConfigError, PolicyError: as `make_order` and `served`.
-    """
-    named: dict[str, Any] = {name: given.get(name) for name in OF_ORDER}
-    whole = make_order(order, configured_policy=configured_policy, **named)
-    wishes = {name: value for name in WISHES if (value := given.get(name)) is not None}
-    if wishes:
-        own = whole.abp("route")
-        whole = whole.with_abp("route", {**(own if isinstance(own, dict) else {}), **wishes})
-    if not (tools := given.get("tools")):
-        return whole
-    require_type(tools, Sequence, "`tools`", "a list of functions")
-    from backplane.runtime.functions import served  # Few programs pass functions.
-
-    row = await opened.enter_async_context(served(tools, whole.config.env.values()))
-    return whole.with_abp("mcp_servers", [*(whole.abp("mcp_servers") or ()), row])
 
 
 async def hand_event(on_event: OnEvent, event: AgentEvent) -> None:

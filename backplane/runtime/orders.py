@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, Unpack, get_args
 
 import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Receipt
-from backplane.contract.unheard import nearest_name
+from backplane.contract.unheard import nearest_name, unheard_pointers
 from backplane.contract.work import Lane, Mode, PolicyProfile, WorkOrder
 from backplane.errors import ConfigError, require_type
 from backplane.policy.rules import (
@@ -23,6 +24,8 @@ from backplane.policy.rules import (
     unknown_tools,
     unmatched_paths,
 )
+from backplane.runtime.hooks import Hook
+from backplane.runtime.options import RouteOptions, RunOptions
 
 _WORDS: Final[dict[str, tuple[str, ...]]] = {"lane": get_args(Lane), "workspace.mode": get_args(Mode)}
 
@@ -35,52 +38,62 @@ _PARTS: Final = {
 
 
 def make_order(
-    order: WorkOrder | str,
-    *,
-    root: str | os.PathLike[str] | None = None,
-    model: str | None = None,
-    policy: PolicyProfile | str | None = None,
-    lane: str | None = None,
-    max_turns: int | None = None,
-    max_budget_usd: float | None = None,
-    wait_for_limit: float | None = None,
-    output: Any = None,
-    configured_policy: PolicyProfile | str | None = None,
+    order: WorkOrder | str, configured_policy: PolicyProfile | str | None = None, **given: Unpack[RunOptions]
 ) -> WorkOrder:
-    """Build the order of a run; keyword arguments replace the order's own members.
+    """Build the order of a run: options replace the order's own members, and the router's wishes are added to its own.
 
     Args:
-        policy: a profile, the name of a shipped one, or the path of a file.
-        wait_for_limit: seconds to wait for limits of the model's service.
-        output: a type or JSON Schema that the answer must have, see `schema_of`.
         configured_policy: the configuration's policy, for an order without one.
+        given: options of `backplane.start`; those that are not about the order have no effect here.
 
     Raises:
         ConfigError: `config_invalid`, a value has a wrong type or is not one of its choices.
         PolicyError: `policy_invalid`, the policy cannot be read.
     """
+    named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     require_type(order, WorkOrder | str, "the order", "give the task as a str, or a backplane.WorkOrder")
-    require_type(root, str | os.PathLike | None, "`root`", "the path of a folder")
+    require_type(named.get("root"), str | os.PathLike | None, "`root`", "the path of a folder")
+    require_type(named.get("wait_for_limit"), int | float | None, "`wait_for_limit`", "seconds, as a number")
     whole = WorkOrder(order) if isinstance(order, str) else order
     for name, kind in _PARTS.items():
         require_type(getattr(whole, name), kind, f"`{name}` of the order", f"a {kind.__name__}")
     replace = msgspec.structs.replace
-    if root is not None:
-        whole = replace(whole, workspace=replace(whole.workspace, root=os.path.expanduser(os.fspath(root))))
-    if lane is not None:
-        whole = replace(whole, lane=lane)
-    named = {"model": model, "max_turns": max_turns, "max_budget_usd": max_budget_usd}
-    if given := {name: value for name, value in named.items() if value is not None}:
-        whole = replace(whole, config=replace(whole.config, **given))
-    if wait_for_limit is not None:
-        require_type(wait_for_limit, int | float, "`wait_for_limit`", "seconds, as a number")
-        whole = whole.with_abp("wait_for_limit_s", math.ceil(wait_for_limit))
-    if output is not None:
-        whole = whole.with_abp("output_schema", schema_of(output))
-    profile = policy if policy is not None else configured_policy if whole.policy == PolicyProfile() else None
-    if profile is not None:
-        whole = replace(whole, policy=read_policy(profile))
-    return check_order(whole)
+    if "root" in named:
+        whole = replace(whole, workspace=replace(whole.workspace, root=os.path.expanduser(os.fspath(named["root"]))))
+    if "lane" in named:
+        whole = replace(whole, lane=named["lane"])
+    if config := {name: named[name] for name in ("model", "max_turns", "max_budget_usd") if name in named}:
+        whole = replace(whole, config=replace(whole.config, **config))
+    if "wait_for_limit" in named:
+        whole = whole.with_abp("wait_for_limit_s", math.ceil(named["wait_for_limit"]))
+    if "output" in named:
+        whole = whole.with_abp("output_schema", schema_of(named["output"]))
+    if wishes := {name: named[name] for name in RouteOptions.__annotations__ if name in named}:
+        own = whole.abp("route")
+        whole = whole.with_abp("route", {**(own if isinstance(own, dict) else {}), **wishes})
+    profile = named.get("policy", configured_policy if whole.policy == PolicyProfile() else None)
+    return check_order(whole if profile is None else replace(whole, policy=read_policy(profile)))
+
+
+async def order_of(
+    order: WorkOrder | str,
+    opened: AsyncExitStack,
+    configured_policy: PolicyProfile | str | None = None,
+    **given: Unpack[RunOptions],
+) -> WorkOrder:
+    """Return the order as `make_order`, with the given functions as tools, which are served until `opened` is closed.
+
+    Raises:
+        ConfigError, PolicyError: as `make_order` and `functions.served`.
+    """
+    whole = make_order(order, configured_policy, **given)
+    if not (tools := given.get("tools")):
+        return whole
+    require_type(tools, Sequence, "`tools`", "a list of functions")
+    from backplane.runtime.functions import served  # Few programs pass functions.
+
+    row = await opened.enter_async_context(served(tools, whole.config.env.values()))
+    return whole.with_abp("mcp_servers", [*(whole.abp("mcp_servers") or ()), row])
 
 
 def read_policy(policy: PolicyProfile | str) -> PolicyProfile:
@@ -134,6 +147,15 @@ def without_effect(
     if (include := order.workspace.include) and root is not None and set(os.listdir(root)) <= {".git"}:
         fact = f"the workspace is empty: include matches no file ({', '.join(include)})"
         yield "empty_workspace", list(include), fact
+
+
+def log_without_effect(order: WorkOrder, hooks: Iterable[Hook]) -> None:
+    """Log to `backplane` which parts of an order have no effect, as the run only warns of them in its events."""
+    hooked = [tool for hook in hooks for tool in hook.tools]
+    for _, _, fact in without_effect(order, list(unheard_pointers(order.config.vendor)), hooked):
+        import logging  # Most orders have no such part.
+
+        logging.getLogger("backplane").warning(fact)
 
 
 def _shown(found: Mapping[str, str | None]) -> str:

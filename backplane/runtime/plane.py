@@ -9,7 +9,6 @@ import os
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack, overload
@@ -27,7 +26,8 @@ from backplane.process.aio import LoopTask
 from backplane.runtime import backends
 from backplane.runtime.admit import admit, id_of, keep_result
 from backplane.runtime.backends import Backend
-from backplane.runtime.options import OrderOptions, RunOptions, check_callbacks, check_names, limits_of, order_of
+from backplane.runtime.options import OrderOptions, RunOptions, check_callbacks, check_names, limits_of
+from backplane.runtime.orders import order_of
 from backplane.runtime.places import Places, rank_of
 from backplane.runtime.replay import find_replay
 from backplane.runtime.results import apply_once
@@ -196,13 +196,12 @@ class ControlPlane:
             ConfigError: `config_invalid`, a member of the order has a wrong type or is not one of its choices; or the
                 order is declared pure and works in place; or `run_id` is no UUID; or the control plane is closed.
         """
-        on_ask, hooks, output = given.get("on_ask"), given.get("hooks", ()), given.get("output")
         async with AsyncExitStack() as opened:
             with _known_errors():
                 check_names(given)
                 self.require_open()
                 run_id = run_id if run_id is None else _uuid_of(run_id)
-                check_callbacks(on_ask, hooks)
+                check_callbacks(given.get("on_ask"), given.get("hooks", ()))
                 whole = await order_of(order, opened, self.settings.policy, **given)
                 asked = settings_of(whole.config.vendor)
                 named = backend if backend is not None else asked.get("backend")
@@ -211,14 +210,9 @@ class ControlPlane:
                 await self._slots.acquire(rank_of(asked.get("route")))
             try:
                 with _known_errors():
-                    admitted = await admit(self, whole, chosen, limits, hooks, run_id)
-                    run = Run(self, admitted.order, admitted.backend, on_ask, limits, admitted.run_id, output)
-                    run.facts.added.update({**added, **admitted.facts})
-                    if admitted.refusal is not None:
-                        run.drive.ending.decide("refused", admitted.refusal)
-                    if route is not None:
-                        run.facts.added["route"] = run.facts.clean_json(route)
-                    task = LoopTask(partial(run.drive.run, hooks))
+                    more = added if route is None else {**added, "route": route}
+                    run = await admit(self, whole, chosen, limits, given, run_id, more)
+                    task = LoopTask(run.drive.run)
             except BaseException:
                 self._slots.release()
                 raise

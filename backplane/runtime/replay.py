@@ -6,8 +6,7 @@ redacted in the stored run stays redacted.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +29,6 @@ from backplane.contract.work import OF_HOST, REPLAY
 from backplane.errors import BackplaneError, PolicyError, unforeseen
 from backplane.process.pipes import Pair
 from backplane.protocol.host import HostEnd
-from backplane.protocol.messages import Broken
 from backplane.receipts.audit import record_hash
 from backplane.receipts.store import Store
 from backplane.receipts.trace import Trace
@@ -41,27 +39,13 @@ WRITE_BYTES: Final = 1 << 16
 """Minimum size of a block of events that is written at once, about what a pipe takes."""
 
 
-class RecordedRun(msgspec.Struct, frozen=True):
-    """A stored run to replay."""
-
-    folder: Path
-    receipt: Receipt
-    record_sha256: str | None
-    with_patch: bool
-
-    def hello(self, *, cached: bool) -> wire.Hello:
-        """Return the replay's hello; for a cached answer, with the capabilities of the stored run's host."""
-        as_host = {"capabilities": self.receipt.capabilities, "heeds": tuple(OF_HOST)} if cached else {}
-        return msgspec.structs.replace(_HELLO, mode=self.receipt.mode, **as_host)
-
-
 def find_replay(name: str, home: Path, *, with_patch: bool = False, cached: bool = False) -> MemoryBackend:
     """Return the backend `replay:RUN`; RUN is an id, the beginning of one, `last` or `last~2`. Blocks.
 
     Args:
         home: the state folder with the run.
         with_patch: True applies the stored patch to the workspace of the replay.
-        cached: True if the stored run answers the same order.
+        cached: True if the stored run answers the same order; its host's capabilities are then those of the replay.
 
     Raises:
         ConfigError: `config_invalid`, there is no such run.
@@ -71,11 +55,16 @@ def find_replay(name: str, home: Path, *, with_patch: bool = False, cached: bool
     with Store.open(home, readonly=True) as store:
         receipt = store.load(store.find(name.removeprefix(REPLAY)).run_id)
         run_id = receipt.meta.run_id
-        stored = RecordedRun(store.folder(run_id), receipt, record_hash(receipt), with_patch)
+        folder = store.folder(run_id)
     if with_patch:
         _check_patch(receipt)
-    serve = functools.partial(_serve, stored, stored.hello(cached=cached))
+    as_host = {"capabilities": receipt.capabilities, "heeds": tuple(OF_HOST)} if cached else {}
+    hello = msgspec.structs.replace(_HELLO, mode=receipt.mode, **as_host)
     facts = {"run": run_id, "receipt_sha256": receipt.receipt_sha256, "with_patch": with_patch}
+
+    async def serve(stdin: int, stdout: int) -> None:
+        await _Replay(receipt, folder if with_patch else None, Pair(stdout, stdin)).serve(hello)
+
     return MemoryBackend(id=f"{REPLAY}{run_id}", serve=serve, replays=facts, cached=cached)
 
 
@@ -91,81 +80,70 @@ def _check_patch(receipt: Receipt) -> None:
         raise PolicyError("policy_denied", fact, hint=f"in place of a replay: backplane apply {short}")
 
 
-async def _serve(stored: RecordedRun, hello: wire.Hello, stdin: int, stdout: int) -> None:
-    """Serve one replay over two descriptors until stdin ends."""
-    ends = Pair(stdout, stdin)
-    host = _Replay(stored, ends.write)
-    await host.write(host.end.send(hello))
-    async with anyio.create_task_group() as tasks:
-        while data := await ends.more():
-            for message in host.end.receive(data):
-                if isinstance(message, wire.RunMessage):
-                    tasks.start_soon(host.play, message)
-                else:
-                    await host.hear(message)
-        tasks.cancel_scope.cancel()
-
-
 _HELLO: Final = wire.Hello(
     contract_version=CONTRACT_VERSION,
     backend=BackendIdentity("replay"),
     capabilities=Manifest({"streaming": NATIVE}).to_wire(),
-    extensions=("cancel/1", "ping/1"),
+    extensions=("cancel/1",),
     heeds=("mode",),  # The stored events ignore the model and limits of an order.
 )
 
 
 class _Replay:
-    def __init__(self, stored: RecordedRun, write: Callable[[bytes], Awaitable[None]]) -> None:
-        self.end = HostEnd()
-        self.write = write
-        self._stored = stored
+    """The host of one replay.
+
+    Args:
+        folder: the stored run's folder, if its patch is to be applied; otherwise None.
+    """
+
+    def __init__(self, receipt: Receipt, folder: Path | None, ends: Pair) -> None:
+        self._receipt, self._folder, self._ends = receipt, folder, ends
+        self._end = HostEnd()
         self._cancelled = False
 
-    async def hear(self, message: object) -> None:
-        if isinstance(message, wire.Ping):
-            await self.write(self.end.send(wire.Pong(seq=message.seq)))
-        elif isinstance(message, wire.Cancel):
-            self._cancelled = True
-        elif isinstance(message, Broken):
-            await self.write(self.end.refuse(message))
+    async def serve(self, hello: wire.Hello) -> None:
+        """Replay the run that is asked for, until the input ends."""
+        await self._ends.write(self._end.send(hello))
+        async with anyio.create_task_group() as tasks:
+            while data := await self._ends.more():
+                for message in self._end.receive(data):
+                    if isinstance(message, wire.RunMessage):
+                        tasks.start_soon(self._play, message)
+                    self._cancelled = self._cancelled or isinstance(message, wire.Cancel)
+            tasks.cancel_scope.cancel()
 
-    async def play(self, run: wire.RunMessage) -> None:
+    async def _play(self, run: wire.RunMessage) -> None:
         try:
             for block in self._events(run.id):
                 if self._cancelled:
                     break
-                await self.write(block)
-            if self._stored.with_patch and not self._cancelled:
-                await anyio.to_thread.run_sync(self._apply, Path(run.work_order.workspace.root))
-            outcome: Outcome = "partial" if self._cancelled else self._stored.receipt.outcome
+                await self._ends.write(block)
+            if self._folder is not None and not self._cancelled:
+                await anyio.to_thread.run_sync(self._apply, self._folder, Path(run.work_order.workspace.root))
+            outcome: Outcome = "partial" if self._cancelled else self._receipt.outcome
             last: wire.Final | wire.Fatal = wire.Final(ref_id=run.id, receipt=self._claim(run, outcome))
         except (BackplaneError, OSError) as error:  # An unreadable patch or trace ends this replay only.
             known = unforeseen(error)
             last = wire.Fatal(ref_id=run.id, error=known.message, error_code=known.code)
-        await self.write(self.end.send(last))
+        await self._ends.write(self._end.send(last))
 
     def _events(self, run_id: str) -> Iterator[bytes]:
         """Yield the stored lines in blocks, each line in this run's envelope."""
-        trace = self._stored.receipt.trace
-        lines = (trace if isinstance(trace, Trace) else Trace.of(trace)).lines()
-        frame = b'{"t":"event","ref_id":"%b","event":' % run_id.encode()
-        block = bytearray()
-        for line in lines:
-            block += frame + line + b"}\n"
+        trace, block = self._receipt.trace, bytearray()
+        for line in (trace if isinstance(trace, Trace) else Trace.of(trace)).lines():
+            block += b'{"t":"event","ref_id":"%b","event":%b}\n' % (run_id.encode(), line)
             if len(block) >= WRITE_BYTES:
                 yield bytes(block)
                 block.clear()
-        if block:
-            yield bytes(block)
+        yield bytes(block)
 
-    def _apply(self, root: Path) -> None:
-        if any(artifact.kind == "patch" for artifact in self._stored.receipt.artifacts):
-            apply_patch(self._stored.folder, record_sha256=self._stored.record_sha256, root=root)
+    def _apply(self, folder: Path, root: Path) -> None:
+        if any(artifact.kind == "patch" for artifact in self._receipt.artifacts):
+            apply_patch(folder, record_sha256=record_hash(self._receipt), root=root)
 
     def _claim(self, run: wire.RunMessage, outcome: Outcome) -> object:
         """Return the replay's own receipt: with the stored outcome, and without usage, as a replay spends nothing."""
-        then = self._stored.receipt
+        then = self._receipt
         raw = then.usage_raw if isinstance(then.usage_raw, dict) else {"value": then.usage_raw}
         meta = {"run_id": run.id, "work_order_id": run.work_order.id}
         receipt = Receipt(

@@ -192,9 +192,23 @@ class Run(Generic[ValueT]):
         """Return the table that a notebook shows for an ended run; None for a live run, shown by its `repr`."""
         if self.drive.sealed is None:
             return None
-        from backplane.runtime.notebook import table  # Loads `html`, which no other run needs.
+        from html import escape  # Only notebooks need it.
 
-        return table(self.receipt, self.error, self.patch)
+        receipt, usage = self.stored, self.stored.usage
+        counts = ("?" if count is None else f"{count:,}" for count in (usage.input_tokens, usage.output_tokens))
+        cost = usage.estimated_cost_usd
+        rows = {
+            "outcome": receipt.outcome, "error": self.error, "backend": receipt.backend.id,
+            "took": f"{receipt.meta.duration_ms / 1000:.1f} s", "tokens in / out": " / ".join(counts),
+            "cost": "?" if cost is None else f"${cost:.4f}", "patch": self.patch, "run": self.id,
+        }  # fmt: skip
+        left = ' style="text-align:left"'
+        cells = (
+            f"<tr><th{left}>{name}</th><td{left}>{escape(str(value))}</td></tr>"
+            for name, value in rows.items()
+            if value is not None
+        )
+        return f"<table>{''.join(cells)}</table>"
 
     def receipt_chunks(self) -> Iterator[bytes]:
         """Return the sealed receipt in canonical bytes, in pieces. Raises as `receipt`."""

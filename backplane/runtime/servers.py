@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -78,19 +78,11 @@ def with_call_limit(order: WorkOrder, limit_s: float) -> WorkOrder:
     return order.with_abp("mcp_servers", [limit | row for row in ordered if isinstance(row, dict)])
 
 
-def servers_of(env: Mapping[str, str], ordered: object) -> dict[str, tuple[str, ...]]:
-    """Collect the MCP servers that a host's agent is to start: name → the words of its row that may name files.
+def servers_of(listed: Iterable[object]) -> dict[str, tuple[str, ...]]:
+    """Return the MCP servers of these rows: name → the words of the row that may name files.
 
     A row that cannot be read is left to the host to name.
-
-    Args:
-        env: the host's; its options have the configured servers.
-        ordered: the order's `config.vendor.abp.mcp_servers`, unread.
     """
-    listed: list[object] = []
-    with suppress(msgspec.DecodeError, RecursionError):
-        listed += msgspec.json.decode(env.get(rows.OPTIONS, "{}"), type=_Configured).mcp_servers
-    listed += ordered if isinstance(ordered, list | tuple) else ()
     found: dict[str, tuple[str, ...]] = {}
     for row in listed:
         with suppress(msgspec.ValidationError):
@@ -99,7 +91,3 @@ def servers_of(env: Mapping[str, str], ordered: object) -> dict[str, tuple[str, 
             words = (server.command, *server.args, *lists)
             found[server.name] = tuple(word for word in words if word and "\0" not in word)
     return found
-
-
-class _Configured(msgspec.Struct):
-    mcp_servers: list[object] = []

@@ -133,7 +133,7 @@ class HostSetup:
             objects=tuple(path for path in objects if not path.startswith(f"{root}/")),
         )
         command = backend.command(order, self.start.environ)
-        writable, servers = backend.make_writable(order), backend.servers(order, command)
+        writable, servers = backend.make_writable(order), backend.servers(order)
         return sandbox.contain(folders, command, writable, backend.endpoints, servers, backend.agent_path(command.env))
 
     def open(self, ready: Ready | None) -> AbstractAsyncContextManager[Link]:

@@ -23,6 +23,7 @@ from backplane.receipts.enforcement import violations
 from backplane.receipts.state import RunState, workspace_path
 from backplane.receipts.trace import Trace
 from backplane.workspace import Patch, Workspace
+from backplane.workspace.tree import opened, read_all
 
 FILES_BYTES_MAX: Final = 16 << 20
 """Total size limit of the files read for the claims of one run; an agent's call usually writes kilobytes."""
@@ -78,8 +79,8 @@ def _compare_texts(root: Path, differing: dict[int, str], trace: Trace) -> dict[
             event = _decode(line)
             write = written(event.tool_name, event.input) if isinstance(event, ToolCall) else None
             with suppress(OSError):
-                data = _read(os.path.join(os.path.realpath(root), differing[number]), FILES_BYTES_MAX)
-                if write is not None and write.content is not None and data not in (None, _FOLDER):
+                if write is not None and write.content is not None:
+                    data = _read(os.path.join(os.path.realpath(root), differing[number]), FILES_BYTES_MAX)
                     found[number] = likeness(write.content, data)
         if number == last:
             break
@@ -126,33 +127,25 @@ def _hashes(root: Path, paths: list[str]) -> dict[str, str | None]:
         if not (os.path.realpath(os.path.dirname(whole)) + os.sep).startswith(top + os.sep):
             continue
         try:
-            size = os.lstat(whole).st_size
-            data = _read(whole, left) if size <= left else None
+            data = _read(whole, left)
         except FileNotFoundError:
             found[path] = None
+        except IsADirectoryError:
+            found[path] = ""
         except OSError:
             continue
         else:
-            if data is not None:
-                found[path] = hashlib.sha256(data).hexdigest() if data != _FOLDER else ""
-                left -= size
+            found[path] = hashlib.sha256(data).hexdigest()
+            left -= len(data)
     return found
 
 
-_FOLDER: Final = b"\0folder"
-
-
-def _read(path: str, bytes_max: int) -> bytes | None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            return None
-        raise
-    mode = os.fstat(fd).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(fd)
-        return _FOLDER if stat.S_ISDIR(mode) else None
-    with open(fd, "rb") as file:
-        data = file.read(bytes_max + 1)
-        return data if len(data) <= bytes_max else None
+def _read(path: str, bytes_max: int) -> bytes:
+    """Return the content of a file. Raises OSError: it is no regular file, or larger than `bytes_max`."""
+    with opened(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as handle:
+        facts = os.fstat(handle)
+        if stat.S_ISDIR(facts.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > bytes_max:
+            raise OSError(errno.EFBIG, "no regular file, or too large")
+        return read_all(handle, facts.st_size)
