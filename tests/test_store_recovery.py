@@ -286,7 +286,7 @@ def test_no_pipe_link_or_hole_in_place_of_a_journal_is_waited_at_followed_or_rea
         assert [orphan.run_id for orphan in store.orphans()] == [run_id]
         (row,) = store.recover().rows
         whole(store, receipts=1)
-        assert len(list(store.listed())) == 1
+        assert len(store.list()) == 1
     assert (row.reason, row.trace_count) == ("interrupted", name != "trace.jsonl")
     assert (outside.read_text(), sorted(tmp_path.iterdir())) == ("mine\n", [store.home, outside])
 

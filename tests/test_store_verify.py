@@ -18,6 +18,7 @@ from backplane.errors import StoreError
 from backplane.receipts import memory
 from backplane.receipts.bundle import export
 from backplane.receipts.database import COVERED, ChainCheckpoint, link_of
+from backplane.receipts.journal import backend_name
 from backplane.receipts.pieces import canonical_chunks, seal
 from backplane.receipts.store import Store
 from tests.receipt_writer import delta, line, memory_of, puts, stored_run, whole
@@ -86,7 +87,7 @@ def test_verify_finds_a_changed_receipt(six: Store, damage: str) -> None:
     changes[damage]()
     assert {finding.run_id for finding in six.verify_all().findings} == {six.list()[3].run_id}
     assert len(list(memory.remembered(six))) == 6
-    assert six.count_prunable(keep=0) == 6
+    assert six.prune(keep=0, dry_run=True) == 6
 
 
 def test_a_changed_run_id_leads_to_no_other_folder(six: Store, tmp_path: Path) -> None:
@@ -195,7 +196,8 @@ def test_no_pipe_link_or_hole_beside_a_receipt_is_waited_at_followed_or_read_who
     (store.folder(row.run_id) / "patch.diff").write_text(diff)
     puts(store.folder(row.run_id) / name, kind.format(outside=outside))
     with memory_of(256 << 20):
-        assert [one.run_id for one in store.listed()] == [row.run_id]
+        assert [one.run_id for one in store.newest()] == [row.run_id]
+        assert (backend_name(store.folder(row.run_id)) is None) == (name == "head.jsonl")
         assert bool(store.verify_all().findings) == (name != "head.jsonl")
         if name == "trace.jsonl":
             with pytest.raises(StoreError):

@@ -18,6 +18,7 @@ from backplane.config import Settings, absolute_command
 from backplane.contract.canonical import Json
 from backplane.contract.work import REPLAY
 from backplane.errors import BackplaneError
+from backplane.receipts.journal import backend_name
 from backplane.receipts.store import Store
 from backplane.runtime import backends, hooks, readiness, replay
 from backplane.runtime.backends import Backend
@@ -88,9 +89,10 @@ def _conversation(args: Args, home: Path, backend: str | None) -> dict[str, Json
 def _last(home: Path, backend: str | None) -> str:
     """Return the id of the conversation that a run on this backend has kept last."""
     with Store.open(home) as store:
-        for row in store.listed(RUNS_MAX):
+        for row in store.list(RUNS_MAX):
             try:
-                kept = store.load(row.run_id).backplane.get("session") if row.backend_name == backend else None
+                is_same = backend_name(store.folder(row.run_id)) == backend
+                kept = store.load(row.run_id).backplane.get("session") if is_same else None
             except BackplaneError:  # It was pruned.
                 continue
             if isinstance(kept, dict):

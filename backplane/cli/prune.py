@@ -44,7 +44,7 @@ def run(args: Args) -> int:
         raise wrong_words("no option says which runs to prune", "give --keep N, --older SPAN or --size BYTES")
     if args.dry_run:
         with open_store() as store:
-            count = store.count_prunable(**bounds)
+            count = store.prune(**bounds, dry_run=True)
         streams.write(f"{streams.count(count, 'run')} would be pruned; nothing was removed\n")
         return 0
     with Store.open(config.home(os.environ)) as store:

@@ -68,13 +68,6 @@ COVERED: Final = tuple(
 """Columns with what a receipt says of itself: all that is left of one that was pruned."""
 
 
-class Listed(ReceiptRow, frozen=True):
-    """A row, with what the receipt does not say."""
-
-    backend_name: str | None = None
-    """What the backend was called here; `backend` is what it calls itself. None for a copy and after `prune`."""
-
-
 Rows = list[ReceiptRow]
 """Under a name of its own, because `Store.list` hides the builtin inside its class."""
 

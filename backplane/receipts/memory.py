@@ -18,7 +18,7 @@ from backplane.errors import ConfigError, StoreError
 from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import COPIED, TRACE, JournalHead, opening_of
 from backplane.receipts.recovery import is_abandoned, is_live, is_run_id
-from backplane.receipts.store import AMBIGUOUS_SHOWN, Store, steps_back
+from backplane.receipts.store import Store, only, steps_back
 from backplane.receipts.trace import open_plain
 
 State = Literal["live", "cut_off", "ended"]
@@ -331,18 +331,13 @@ def find(store: Store, name: str) -> Remembered:
         fact = f"{name!r}: there are not so many runs" if back else "there is no run yet"
         hint = "backplane runs" if back else "backplane run TASK makes one"
         raise ConfigError("config_invalid", fact, hint=hint)
-    begun = [run for run in unsettled(store) if run.run_id.startswith(name.strip().lower())]
-    rows = store.beginning(name)
-    ended = {row.run_id for row in rows}
-    begun = [run for run in begun if run.run_id not in ended]
-    if len(rows) + len(begun) == 1:
-        return begun[0] if begun else of_row(store, rows[0])
-    if not begun and not rows:
+    rows = {row.run_id: row for row in store.beginning(name)}
+    begun = {run.run_id: run for run in unsettled(store) if run.run_id.startswith(name.strip().lower())}
+    ids = [*(id for id in begun if id not in rows), *rows]
+    if not ids:
         return _of_order(store, name.strip().lower()) or of_row(store, store.find(name))
-    if not begun:
-        return of_row(store, store.find(name))
-    shown = ", ".join([*(run.run_id for run in begun), *(row.run_id for row in rows)][:AMBIGUOUS_SHOWN])
-    raise ConfigError("config_invalid", f"{name!r} begins several runs: {shown}", hint="give more of the id")
+    id = only(name, ids)
+    return of_row(store, rows[id]) if id in rows else begun[id]
 
 
 def _of_order(store: Store, name: str) -> Remembered | None:
@@ -357,10 +352,8 @@ def _of_order(store: Store, name: str) -> Remembered | None:
     ids = sorted({*rows, *begun})
     if not ids:
         return None
-    if len(ids) > 1:
-        shown = ", ".join(ids[:AMBIGUOUS_SHOWN])
-        raise ConfigError("config_invalid", f"{name!r} begins several orders: {shown}", hint="give more of the id")
-    return begun[ids[0]] if begun else of_row(store, rows[ids[0]])
+    id = only(name, ids, "orders")
+    return begun[id] if id in begun else of_row(store, rows[id])
 
 
 def mentions(store: Store, run: Remembered, words: list[str]) -> bool:

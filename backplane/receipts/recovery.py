@@ -129,7 +129,7 @@ def is_abandoned(folder: Path) -> bool:
     try:
         fd = os.open(folder / HEAD, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        return error.errno not in (errno.EACCES, errno.EPERM) and stat.S_ISDIR(folder.lstat().st_mode)
+        return error.errno not in (errno.EACCES, errno.EPERM) and folder.is_dir()
     try:
         return try_lock(fd)
     finally:
@@ -145,22 +145,14 @@ def _open_plain(path: Path) -> int:
 
 
 def is_live(home: Path, run_id: str) -> bool:
-    """Whether somebody is at work on this run now; what a run that is not live left elsewhere can go.
+    """Return whether somebody is at work on this run now; what a run that is not live left elsewhere can go.
 
-    What has no run's name, or is a link in a run's place, is nobody's to remove, and so never dead.
-
-    Raises:
-        StoreError: `receipt_store_failed` when its lock cannot be looked at.
+    What has no run's name, a link in a run's place, and a lock that we may not look at count as live.
     """
-    if not is_run_id(run_id):
-        return True
     folder = home / "runs" / run_id
-    if folder.is_symlink():
+    if not is_run_id(run_id) or folder.is_symlink():
         return True
-    if not (folder / HEAD).exists():
-        return False
-    with claimed(folder) as lock:
-        return lock is None and folder.exists()
+    return (folder / HEAD).exists() and not is_abandoned(folder)
 
 
 def remove(folder: Path, but: str) -> str | None:

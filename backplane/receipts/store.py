@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import islice
@@ -24,7 +24,7 @@ from backplane.contract.receipt import Receipt
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
 from backplane.receipts.audit import AuditFinding
-from backplane.receipts.database import ChainCheckpoint, Listed, ReceiptRow, Rows, columns_of
+from backplane.receipts.database import ChainCheckpoint, ReceiptRow, Rows, columns_of
 from backplane.receipts.journal import (
     COPIED,
     PATCH,
@@ -32,7 +32,6 @@ from backplane.receipts.journal import (
     TRACE,
     Facts,
     Journal,
-    backend_name,
     disk_error,
     opening_of,
 )
@@ -47,7 +46,8 @@ STEPS_CHARS_MAX: Final = 10
 AMBIGUOUS_SHOWN: Final = 5
 FAULTS_SHOWN: Final = 3
 """Files that could not be removed, in an error's line: one is mostly like the other."""
-_PAGE_ROWS: Final = 256
+_PAGE_ROWS: Final = 64
+"""Rows read at once, in some 0.1 ms."""
 UNLINKED_MAX: Final = 16
 """Newest rows that may lack their `link.json`, as their writers were killed after the commit."""
 
@@ -157,62 +157,53 @@ class Store:
             raise
         return journal
 
-    def list(self, limit: int = 50, *, before: int | None = None) -> Rows:
-        """Rows, newest first.
+    def list(self, limit: int = 50) -> Rows:
+        """Return the newest rows, the newest first."""
+        return [*islice(self.newest(), limit)]
 
-        Args:
-            limit: rows at most.
-            before: only rows of a lower sequence, for paging on.
-        """
-        last = database.INTEGER_MAX if before is None else before - 1
-        return self._rows("WHERE sequence <= ? ORDER BY sequence DESC LIMIT ?", (last, limit))
+    def newest(self) -> Iterator[ReceiptRow]:
+        """Yield all rows, the newest first."""
+        return self._paged("sequence < ? ORDER BY sequence DESC", database.INTEGER_MAX)
 
-    def newest(self, page_rows: int = _PAGE_ROWS) -> Iterator[ReceiptRow]:
-        """All rows, newest first, read so many at a time."""
-        before = None
-        while page := self.list(page_rows, before=before):
+    def scan(self) -> Iterator[ReceiptRow]:
+        """Yield all rows in the order of the chain."""
+        return self._paged("sequence > ? ORDER BY sequence", -database.INTEGER_MAX)
+
+    def _paged(self, which: str, last: int) -> Iterator[ReceiptRow]:
+        while page := self._rows(f"WHERE {which} LIMIT {_PAGE_ROWS}", (last,)):
             yield from page
-            before = page[-1].sequence
-
-    def listed(self, limit: int = 50) -> Iterator[Listed]:
-        """As `list`, each row with the name that its backend had here."""
-        for row in self.list(limit):
-            name = backend_name(self.folder(row.run_id)) if recovery.is_run_id(row.run_id) else None
-            yield Listed(**msgspec.structs.asdict(row), backend_name=name)
+            last = page[-1].sequence
 
     def find(self, run: str) -> ReceiptRow:
-        """The row of a run id, or of its beginning when only one run begins so; `last`, `last~2` count from the newest.
+        """Return the row of a run.
+
+        Args:
+            run: id, or its beginning if only one run begins so; `last`, or `last~2` for the second before it. Runs
+                that check another run's result are not counted.
 
         Raises:
             ConfigError: `config_invalid`: too short, not there, or several.
         """
         back = steps_back(run)
         if back is not None:
-            # Without those that check what another run made.
-            rows = self.newest(min(back + 1, _PAGE_ROWS))
-            own = (
-                row
-                for row in rows
-                if not recovery.is_run_id(row.run_id) or opening_of(self.folder(row.run_id)).check is None
-            )
+            own = (row for row in self.newest() if not self._is_check(row.run_id))
             newest = next(islice(own, back, None), None)
             if newest is None:
                 fact = f"{run!r}: not so many receipts are stored"
                 raise ConfigError("config_invalid", fact, hint="backplane runs")
             return newest
-        found = self.beginning(run)
-        if len(found) == 1:
-            return found[0]
+        found = {row.run_id: row for row in self.beginning(run)}
         if not found:
             # An order of a queue has no run here until somebody follows it, and its id looks the same.
             hint = "backplane runs; an order that waits in a queue: backplane queue list"
             raise ConfigError("config_invalid", f"no receipt of a run {run!r} is stored", hint=hint)
-        names = ", ".join(row.run_id for row in found[:AMBIGUOUS_SHOWN])
-        more = " and more" if len(found) > AMBIGUOUS_SHOWN else ""
-        raise ConfigError("config_invalid", f"{run!r} begins several runs: {names}{more}", hint="give more of the id")
+        return found[only(run, [*found])]
+
+    def _is_check(self, run_id: str) -> bool:
+        return recovery.is_run_id(run_id) and opening_of(self.folder(run_id)).check is not None
 
     def beginning(self, prefix: str) -> Rows:
-        """The first rows whose run id begins so, one more than an error names.
+        """Return the first rows whose run id begins so, one more than an error names.
 
         Raises:
             ConfigError: `config_invalid`, it is too short.
@@ -291,17 +282,10 @@ class Store:
     def has(self, run_id: str) -> bool:
         return bool(self._rows("WHERE run_id = ?", (run_id,)))
 
-    def scan(self) -> Iterator[ReceiptRow]:
-        """All rows in the order of the chain, a page at a time."""
-        last = -database.INTEGER_MAX
-        while page := self._rows("WHERE sequence > ? ORDER BY sequence LIMIT ?", (last, _PAGE_ROWS)):
-            yield from page
-            last = page[-1].sequence
-
     def checkpoint(self) -> ChainCheckpoint | None:
         """The chain's head now; None while the store is empty."""
-        head = self.list(1)
-        return ChainCheckpoint(head[0].sequence, head[0].link, canonical.timestamp_at(time.time_ns())) if head else None
+        head = next(self.newest(), None)
+        return ChainCheckpoint(head.sequence, head.link, canonical.timestamp_at(time.time_ns())) if head else None
 
     def verify(self, run: str) -> audit.Findings:
         """Check one receipt: body, trace, patch, columns, and its links to the one before.
@@ -348,7 +332,12 @@ class Store:
         return audit.Audit(tuple(findings), checked, pruned, checkpoint is not None, rebuilt)
 
     def prune(
-        self, keep: int | None = None, *, ended_before_ms: int | None = None, bytes_max: int | None = None
+        self,
+        keep: int | None = None,
+        *,
+        ended_before_ms: int | None = None,
+        bytes_max: int | None = None,
+        dry_run: bool = False,
     ) -> int:
         """Remove the content of older receipts; their places in the chain stay. What any of the three names goes.
 
@@ -356,43 +345,40 @@ class Store:
             keep: receipts to leave whole, the newest; None leaves all.
             ended_before_ms: since 1970: what ended before goes; None for no age.
             bytes_max: of all their files together: what is beyond, the newest counted first, goes; None for no bound.
+            dry_run: only count them; the store may be open for reading only.
 
         Returns:
-            How many were removed now.
+            How many receipts were removed now.
 
         Raises:
             StoreError: `receipt_store_failed`, also where files stay; calling this again removes them.
         """
         rows = self._prunable(keep, ended_before_ms, bytes_max)
-        gone = tuple(row.run_id for row in rows)
-        marked = "UPDATE receipts SET pruned = 1 WHERE run_id = ? AND NOT pruned", [(run_id,) for run_id in gone]
-        try:
-            with self._locked() as connection, database.transaction(connection):
-                made = connection.executemany(*marked)
-        except StoreError as error:
-            if not database.is_full(error):
-                raise
-            # The files go first; until the rows are marked, these receipts do not verify.
-            self._remove_files(gone)
-            with self._locked() as connection, database.transaction(connection):
-                made = connection.executemany(*marked)
-        self._remove_files(gone)
-        for row in rows:
-            if recovery.is_run_id(row.run_id):
-                database.keep_row(self.folder(row.run_id), row, pruned=True)
-        return max(made.rowcount, 0)
-
-    def count_prunable(
-        self, keep: int | None = None, *, ended_before_ms: int | None = None, bytes_max: int | None = None
-    ) -> int:
-        """Count the receipts whose content `prune` would remove; the store may be open for reading only."""
-        rows = self._prunable(keep, ended_before_ms, bytes_max)
+        gone = [row.run_id for row in rows]
         with self._locked() as connection:
             whole = {run_id for (run_id,) in connection.execute("SELECT run_id FROM receipts WHERE NOT pruned")}
-        return sum(1 for row in rows if row.run_id in whole)
+        if not dry_run:
+            try:
+                self._mark_pruned(gone)
+            except StoreError as error:
+                if not database.is_full(error):
+                    raise
+                # The files go first; until the rows are marked, these receipts do not verify.
+                self._remove_files(gone)
+                self._mark_pruned(gone)
+            self._remove_files(gone)
+            for row in rows:
+                if recovery.is_run_id(row.run_id):
+                    database.keep_row(self.folder(row.run_id), row, pruned=True)
+        return len(whole.intersection(gone))
+
+    def _mark_pruned(self, run_ids: Iterable[str]) -> None:
+        with self._locked() as connection, database.transaction(connection):
+            marks = ((run_id,) for run_id in run_ids)
+            connection.executemany("UPDATE receipts SET pruned = 1 WHERE run_id = ? AND NOT pruned", marks)
 
     def _prunable(self, keep: int | None, ended_before_ms: int | None, bytes_max: int | None) -> Rows:
-        rows = self.list(database.INTEGER_MAX)
+        rows = [*self.newest()]
         gone = {row.run_id for row in rows[max(0, keep) :]} if keep is not None else set()
         if ended_before_ms is not None:
             gone |= {row.run_id for row in rows if _ms(row.finished_at) < ended_before_ms}
@@ -500,13 +486,17 @@ class Store:
     def _check_kept(self, row: ReceiptRow) -> audit.Findings:
         """Compare a row with the one that stands beside its receipt."""
         kept = database.kept_row(self.folder(row.run_id))
-        is_new = kept is None and row.sequence > self.list(1)[0].sequence - UNLINKED_MAX
+        is_new = kept is None and row.sequence > self._newest_sequence() - UNLINKED_MAX
         if is_new and not os.path.lexists(self.folder(row.run_id) / database.LINK):
             return []  # The next opening of the store for writing adds it.
         if kept is not None and all(getattr(kept, name) == getattr(row, name) for name in row.__struct_fields__):
             return []
         fact = f"'{database.LINK}' of receipt {row.sequence} " + ("is missing" if kept is None else "is not its row")
         return [AuditFinding("receipt_chain_broken", row.run_id, fact)]
+
+    def _newest_sequence(self) -> int:
+        with self._locked() as connection:
+            return int(connection.execute("SELECT IFNULL(MAX(sequence), 0) FROM receipts").fetchone()[0])
 
     def _complete_links(self) -> None:
         """Write the `link.json` that a killed writer has not written after its commit."""
@@ -558,11 +548,19 @@ def _folders(home: Path) -> list[Path]:
 
 
 def steps_back(name: str) -> int | None:
-    """How many runs before the newest a name means, as 2 for `last~2`; None for a name that is an id."""
+    """Return how many runs before the newest a name means, as 2 for `last~2`; None for a name that is an id."""
     word, tilde, number = name.strip().partition("~")
     if word != "last" or (tilde and not (number.isascii() and number.isdigit() and len(number) < STEPS_CHARS_MAX)):
         return None
     return int(number) if tilde else 0
+
+
+def only(name: str, ids: Sequence[str], kind: str = "runs") -> str:
+    """Return the only id that begins with a name. Raises ConfigError, `config_invalid`, if there are several."""
+    if len(ids) > 1:
+        shown = ", ".join(ids[:AMBIGUOUS_SHOWN]) + (" and more" if len(ids) > AMBIGUOUS_SHOWN else "")
+        raise ConfigError("config_invalid", f"{name!r} begins several {kind}: {shown}", hint="give more of the id")
+    return ids[0]
 
 
 def _known(run_id: str) -> StoreError:

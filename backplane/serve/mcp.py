@@ -33,7 +33,7 @@ from backplane.protocol.jsonrpc import (
     RpcError,
 )
 from backplane.protocol.mcp import greeting, text_result
-from backplane.receipts.database import INTEGER_MAX, ReceiptRow
+from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import backend_name, opening_of
 from backplane.receipts.recovery import is_run_id
 from backplane.receipts.store import Store
@@ -277,8 +277,8 @@ class McpSession:
     def _read_receipts(self, given: ReceiptsInput) -> Json:
         with Store.open(config.home_path(self._environ), readonly=True) as store:
             if given.id is None:
-                rows = (row for row in store.listed(INTEGER_MAX) if self._is_here(store, row.run_id))
-                return _result({"receipts": [_row(row) for row in islice(rows, given.limit)]})
+                rows = islice((row for row in store.newest() if self._is_here(store, row.run_id)), given.limit)
+                return _result({"receipts": [_row(row, backend_name(store.folder(row.run_id))) for row in rows]})
             row = self._find(store, given.id)
             receipt = store.load(row.run_id)
             wrong = [str(finding) for finding in store.verify(row.run_id)]
@@ -366,9 +366,9 @@ def summary(receipt: Receipt, name: str | None) -> dict[str, Json]:
     }
 
 
-def _row(row: Any) -> Json:
-    names = ("run_id", "backend_name", "backend", "outcome", "reason", "started_at", "duration_ms")
-    return {name: getattr(row, name) for name in names}
+def _row(row: ReceiptRow, backend_name: str | None) -> Json:
+    names = ("run_id", "backend", "outcome", "reason", "started_at", "duration_ms")
+    return {**{name: getattr(row, name) for name in names}, "backend_name": backend_name}
 
 
 def _cut(text: str | None) -> str | None:
