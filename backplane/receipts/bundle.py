@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,7 +21,7 @@ from backplane.contract import canonical
 from backplane.contract.receipt import Receipt, read_receipt
 from backplane.errors import ConfigError, ContractError, StoreError
 from backplane.receipts import signatures
-from backplane.receipts.audit import AuditFinding, patch_bytes, patch_claim, patch_faults, patch_hash
+from backplane.receipts.audit import AuditFinding, patch_bytes, patch_faults, patch_hash
 from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import FILE_MODE, HEAD, PATCH, RECEIPT, TRACE, disk_error
 from backplane.receipts.pieces import canonical_chunks, is_intact
@@ -109,8 +109,7 @@ def import_bundle(store: Store, path: Path) -> ReceiptRow:
 
     Raises:
         ConfigError: `config_invalid`: not readable, or too large.
-        ContractError: `contract_invalid_receipt`: not a receipt, a key stands twice, or the size that it gives of
-            its patch is none.
+        ContractError: `contract_invalid_receipt`: not a receipt, or a key stands twice.
         StoreError: `receipt_hash_mismatch`: no hash, a wrong one, or a patch it does not vouch for;
             `receipt_store_failed`: stored already, or the disk fails. Nothing was imported.
     """
@@ -119,7 +118,8 @@ def import_bundle(store: Store, path: Path) -> ReceiptRow:
         inside = (receipt.verification.git_diff or "").encode()
         # Nothing where it is another one than the receipt names.
         patch = inside if patch_hash(receipt) == canonical.sha256_hex(inside) else b""
-        _check_size(receipt, path, patch)
+        if patch:
+            check_patch(receipt, path, patch)
         return store.adopt(receipt, patch)
     receipt, patch = read_bundle(path)
     row = store.adopt(receipt, patch)
@@ -211,18 +211,6 @@ def _in_memory(receipt: Receipt) -> Receipt:
     return msgspec.structs.replace(receipt, trace=Trace.of(receipt.trace))
 
 
-def _check_size(receipt: Receipt, path: Path, patch: bytes) -> None:
-    told = patch_claim(receipt).get("bytes", 0)
-    if not isinstance(told, int) or isinstance(told, bool) or told < 0:
-        raise ContractError(
-            "contract_invalid_receipt", f"{path} gives {told!r} as the size of its patch, which is no number of bytes"
-        )
-    promised = patch_bytes(receipt)
-    if promised is not None and len(patch) > promised:
-        fact = f"{path}: the patch has {len(patch)} bytes, the receipt says {promised}"
-        raise StoreError("receipt_hash_mismatch", fact)
-
-
 def check_patch(receipt: Receipt, path: Path, patch: bytes) -> None:
     """Compare the patch that came with a receipt with what the receipt says of it.
 
@@ -230,15 +218,16 @@ def check_patch(receipt: Receipt, path: Path, patch: bytes) -> None:
         path: where the patch was read; where it is empty there need be no file.
 
     Raises:
-        ContractError, StoreError: as `import_bundle`.
+        StoreError: `receipt_hash_mismatch`.
     """
-    _check_size(receipt, path, patch)
-    expected = patch_hash(receipt)
-    if patch and expected is None:
-        raise StoreError("receipt_hash_mismatch", f"{path}: the receipt does not vouch for this patch")
-    if patch and canonical.sha256_hex(patch) != expected:  # Of what was read: the file may be another one by now.
-        raise StoreError("receipt_hash_mismatch", f"{path}: the patch is not the one that the receipt names")
-    for fault in patch_faults(receipt, path) if not patch else ():
+    faults: Iterable[str] = patch_faults(receipt, path)
+    if patch:
+        is_named = (canonical.sha256_hex(patch), len(patch)) == (
+            patch_hash(receipt),
+            patch_bytes(receipt) or len(patch),
+        )
+        faults = [] if is_named else ["the patch is not the one that the receipt names"]
+    for fault in faults:
         raise StoreError("receipt_hash_mismatch", f"{path}: {fault}")
 
 
