@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.dialects.ir import TokenCounts
 from backplane.errors import BackendError
 from backplane.receipts.journal import Journal, head_fact
+from backplane.runtime.backends import Backend, find
 from backplane.runtime.budgets import last_usage
 from backplane.runtime.plane import ControlPlane
 from backplane.testing import Call, ModelServer, ScriptUsage, Turn
@@ -44,6 +46,37 @@ PRICE: Final = Price(input=MICROS, output=10 * MICROS)
 """A millionth of a dollar for each token sent, ten for each token of an answer."""
 OPTIONS: Final[dict[str, Any]] = {"protocol": "openai_compatible", "model": "m", "prices": {"input": 1, "output": 10}}
 NAMES: Final = ("one", "two", "three")
+ASKS_ON: Final = """
+import http.client, json, os, sys, urllib.parse
+address = urllib.parse.urlsplit(sys.argv[1])
+def say(**m): print(json.dumps({"jsonrpc": "2.0", **m}), flush=True)
+def ask(words):
+    body = {"model": "m", "messages": [{"role": "user", "content": words}], "stream": True,
+            "stream_options": {"include_usage": True}, **json.loads(sys.argv[2])}
+    client = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
+    try:
+        client.request("POST", f"{address.path}/chat/completions", json.dumps(body),
+                       {"authorization": f"Bearer {os.environ['A_KEY']}", "content-type": "application/json"})
+        answer = client.getresponse()
+        answer.read()
+        return answer.status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        client.close()
+for line in sys.stdin:
+    m = json.loads(line)
+    if m.get("method") == "initialize":
+        say(id=m["id"], result={"protocolVersion": 1, "agentCapabilities": {}})
+    elif m.get("method") == "session/new":
+        say(id=m["id"], result={"sessionId": "s1"})
+    elif m.get("method") == "session/prompt":
+        for _ in range(20):
+            if ask(m["params"]["prompt"][-1]["text"]) == 403:
+                break
+        say(id=m["id"], result={"stopReason": "end_turn"})
+"""
+"""An agent that heeds no budget: it asks its model again after whatever comes, until it is refused."""
 CUT: Final = {"cut": Fault(cut_after_bytes=150), "reset": Fault(cut_after_bytes=40, reset=True)}
 NOW: Final = {"retry-after": "0"}
 REFUSED: Final = {
@@ -102,7 +135,7 @@ class Schedule(msgspec.Struct, frozen=True):
     """The longest answer that the orders ask for; None leaves it open."""
 
 
-WAYS: Final = ("fail-over", "children", *(["queue"] if find_spec("sqlalchemy") else []))
+WAYS: Final = ("fail-over", "children", "proxy", *(["queue"] if find_spec("sqlalchemy") else []))
 """The queue is an extra."""
 KINDS: Final = ("call", "call", "call", "text", "slow", "uncounted", "down", *CUT, *REFUSED)
 amounts = st.integers(1, 60_000) | st.integers(20_000, 2_000_000)
@@ -179,14 +212,42 @@ async def fail_over(plane: ControlPlane, schedule: Schedule, bill: Bill, root: P
 
 async def children(plane: ControlPlane, schedule: Schedule, bill: Bill, root: Path) -> None:
     """Run children of one parent at once; some are cancelled."""
+    # These agents make a call only if the most that it can cost is left: the bound is exact.
+    await family(plane, schedule, bill, root, plane.find_backend("one"), beyond=0)
+
+
+async def proxy(plane: ControlPlane, schedule: Schedule, bill: Bill, root: Path) -> None:
+    """Run children that heed no budget, behind the proxy that keeps their key."""
+    limit = {} if schedule.max_tokens is None else {"max_completion_tokens": schedule.max_tokens}
+    options = {"program": sys.executable, "arguments": ["-c", ASKS_ON, "{base_url}", json.dumps(limit)],
+               "key_env": "A_KEY", "base_url": bill.server.base_url("openai_compatible"),
+               "prices": OPTIONS["prices"]}  # fmt: skip
+    row = BackendSettings(host="acp", options=options, env={"A_KEY": "a-key-of-the-service"}, key_proxy=True)
+    backend = find("asks", msgspec.structs.replace(plane.settings, backends={"asks": row}), plane.environ)
+    await family(plane, schedule, bill, root, backend, beyond=1)
+
+
+async def family(
+    plane: ControlPlane, schedule: Schedule, bill: Bill, root: Path, backend: Backend, *, beyond: int
+) -> None:
+    """Run the orders twice as children of one parent, the second time with what the first ones left.
+
+    Args:
+        beyond: calls by which each child may go beyond its budget.
+    """
     parent = str(uuid.uuid4())
     order = WorkOrder("parent").with_abp("children_budget_usd_micros", schedule.pot)
     head = head_fact(order, run_id=parent, started_at="2026-11-24T00:00:00Z", backend="b")
     Journal.create(plane.home, parent, head).close()
-    backend = plane.find_backend("one")
+    begun: Counter[int] = Counter()
 
     async def child(number: int, one: Order) -> None:
         order = order_of(number, schedule, root).with_abp("parent", parent)
+        if beyond:  # The agent takes neither of them.
+            abp: dict[str, Any] = {"abp": order.config.vendor["abp"]}
+            order = msgspec.structs.replace(
+                order, config=msgspec.structs.replace(order.config, max_turns=None, vendor=abp)
+            )
         async with plane.start(order, backend) as run, anyio.create_task_group() as tasks:
 
             async def stop() -> None:
@@ -196,17 +257,19 @@ async def children(plane: ControlPlane, schedule: Schedule, bill: Bill, root: Pa
             tasks.start_soon(stop)
             await run.wait()
             tasks.cancel_scope.cancel()
-        ENDS[f"child {run.receipt.outcome}"] += 1
+        assert run.end is not None
+        begun[number] += run.end.reason != "refused"
+        ENDS[f"{schedule.way} {run.receipt.outcome} {run.end.reason}"] += 1
+        assert schedule.max_tokens is None or "is unknown" not in str(run.error)
 
-    for _ in range(2):  # The second time with what the first ones left.
+    for _ in range(2):
         async with anyio.create_task_group() as tasks:
             for number, one in enumerate(schedule.orders):
                 tasks.start_soon(child, number, one)
         spent = bill.costs()
-        # These agents make a call only if the most that it can cost is left: the bound is exact.
-        assert sum(spent.values()) <= schedule.pot
+        assert sum(spent.values()) <= schedule.pot + beyond * bill.dearest * begun.total()
     for number, one in enumerate(schedule.orders):
-        assert spent.get(number, 0) <= 2 * one.budget
+        assert spent.get(number, 0) <= 2 * one.budget + beyond * bill.dearest * begun[number]
 
 
 async def queue(plane: ControlPlane, schedule: Schedule, bill: Bill, root: Path) -> None:
@@ -287,7 +350,7 @@ async def play(schedule: Schedule, base: Path) -> None:
         bill = Bill(server, schedule)
         async with ControlPlane(settings_for(server), root / "home", os.environ) as plane:
             await anyio.to_thread.run_sync(plane.state_folder.store)
-            way = {"fail-over": fail_over, "children": children, "queue": queue}[schedule.way]
+            way = {"fail-over": fail_over, "children": children, "proxy": proxy, "queue": queue}[schedule.way]
             with anyio.fail_after(END_S_MAX):
                 await way(plane, schedule, bill, root / "work")
 
@@ -305,6 +368,10 @@ async def play(schedule: Schedule, base: Path) -> None:
     schedule=Schedule(
         "fail-over", (Answer("call", 900, 90), Answer("down", 1, 1), Answer("text", 900, 9)), (Order(10**6),), 1
     )
+)
+@example(schedule=Schedule("proxy", (Answer("cut", 900, 250),) * 9, (Order(5_000),) * 2, 12_000, 300))
+@example(
+    schedule=Schedule("proxy", (Answer("uncounted", 900, 90), Answer("reset", 900, 9)) * 4, (Order(9_000),) * 3, 30_000)
 )
 @example(schedule=Schedule("children", (Answer("reset", 900, 90),) * 6, (Order(40_000), Order(60_000)), 90_000, 300))
 def test_no_order_spends_more_than_its_budget_and_one_call(schedule: Schedule, tmp_path: Path) -> None:
@@ -324,5 +391,13 @@ def test_the_schedules_reach_every_end() -> None:
     print(dict(ENDS))
     if EXAMPLES < MANY:
         pytest.skip(f"needs BUDGET_EXAMPLES={MANY} or more")
-    for end in ("fail-over 0 complete", "fail-over 1", "fail-over 2", "child complete", "child partial", "queue 2"):
+    for end in (
+        "fail-over 0 complete",
+        "fail-over 1",
+        "fail-over 2",
+        "child complete",
+        "child partial",
+        "proxy budget",
+        "queue 2",
+    ):
         assert any(one.startswith(end) for one in ENDS), end

@@ -47,7 +47,7 @@ from backplane.tools.places import ToolRefused
 from backplane.tools.specs import BY_NAME, no_tool
 from backplane.upstream.client import Upstream
 from backplane.upstream.completion import ModelClient, ModelTurn
-from backplane.upstream.cost import MICROS, Spent, most, read_price
+from backplane.upstream.cost import HIDDEN_TOKENS, MICROS, Spent, most, read_price
 from backplane.upstream.endpoint import endpoint_of
 from backplane.upstream.failure import UpstreamError
 from backplane.upstream.presets import OPTIONS, Service, read_options
@@ -62,9 +62,6 @@ have a limit to have a price."""
 
 OUTPUT_TOKENS_MIN: Final = 256
 """Shortest answer that is worth its call; with room for less the run ends before it."""
-
-HIDDEN_TOKENS: Final = 1_000
-"""Tokens that services put before a request: they explain tools to the model in some 350."""
 
 RESERVED: Final = (
     "a call was made only where the most it could cost was left: each byte of its request as a token of input, and "

@@ -331,14 +331,24 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         used, cost = self.folded.usage, event.body.get("estimated_cost_usd")
         self.spent(used.input_tokens, used.output_tokens, cost if isinstance(cost, int | float) else None)
 
-    def spent(self, input_tokens: int | None, output_tokens: int | None, usd: float | None) -> None:
-        """Hold what was used so far against the order's budgets; None is unknown."""
+    def spent(
+        self, input_tokens: int | None, output_tokens: int | None, usd: float | None, unknown: Sequence[str] = ()
+    ) -> None:
+        """Hold what was used so far against the order's budgets; None is unknown.
+
+        Args:
+            unknown: budgets of which more may have been used than is known; an order with one of them ends.
+        """
         tokens_max, usd_max = self.settings.get("budget_tokens"), self.order.config.max_budget_usd
         known = (input_tokens or 0) + (output_tokens or 0)  # At least so many: enough to be too many.
         if isinstance(tokens_max, int) and known > tokens_max:
             self.limit = self.limit or ("budget", f"{known} tokens used of {tokens_max} (budget_tokens)")
         if usd_max is not None and usd is not None and usd > usd_max:
             self.limit = self.limit or ("budget", f"{usd:g} USD spent of {usd_max:g} (max_budget_usd)")
+        limits = {"budget_tokens": tokens_max, "max_budget_usd": usd_max}
+        if lost := [name for name in unknown if limits[name] is not None]:
+            fact = f"what is left of {lost[0]} is unknown: an answer broke off whose request does not limit it"
+            self.limit = self.limit or ("budget", fact)
 
     def final(self, claim: Receipt, raw: dict[str, Any]) -> None:
         """Take in the host's own receipt; what it says was used counts for the order's budgets."""

@@ -19,7 +19,6 @@ import anyio.to_thread
 
 from backplane.config import Limits
 from backplane.contract.canonical import Json
-from backplane.contract.receipt import Usage
 from backplane.contract.work import Mode
 from backplane.errors import BackplaneError, WorkspaceError, unforeseen
 from backplane.policy.rules import has_rules_of
@@ -35,6 +34,7 @@ from backplane.workspace import Quota, archive, open_workspace
 if TYPE_CHECKING:
     from backplane.receipts.journal import Journal
     from backplane.runtime.warm import WarmHosts
+    from backplane.sandbox.key_proxy import KeyUse
     from backplane.workspace import Workspace
 
 CAUSE_S: Final = 1.0
@@ -156,10 +156,12 @@ class RunPlace:
                 facts.added["endpoints"] = list(held.endpoints)
         return setup
 
-    def _spent(self, so_far: Usage) -> None:
-        self._facts.spent(so_far.input_tokens, so_far.output_tokens, so_far.estimated_cost_usd)
-        if self._facts.limit is not None and self.setup is not None and self.setup.key_use is not None:
-            self.setup.key_use.over = self._facts.limit[1]  # Refuses requests of the agent until it is stopped.
+    def _spent(self, use: KeyUse) -> None:
+        """Hold what the model's service counted so far against the order's budgets, lost answers at the most."""
+        facts, meter = self._facts, use.meter
+        facts.spent(meter.tokens_most, 0, meter.spent.usage().estimated_cost_usd, meter.unknown)
+        if facts.limit is not None:
+            use.over = facts.limit[1]  # Refuses requests of the agent until it is stopped.
         if self.on_spent is not None:
             self.on_spent()
 

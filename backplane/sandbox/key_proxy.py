@@ -21,7 +21,6 @@ import httpx
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.contract.receipt import Usage
 from backplane.errors import DENIAL, BackendError
 from backplane.process.aio import beside, visited
 from backplane.sandbox.http import CONNECT_S_MAX, CONNECTIONS_MAX, IDLE_S_MAX, HttpClient, Refused, forwarded, listening
@@ -72,8 +71,8 @@ class KeyUse:
         self.meter = ServiceMeter(None if prices is None else read_price(prices, "options.prices"))
         self.over: str | None = None
         """Why further requests are refused, such as a used-up budget; None while they are allowed."""
-        self.on_answer: Callable[[Usage], None] | None = None
-        """Called with the total usage after each answer."""
+        self.on_answer: Callable[[KeyUse], None] | None = None
+        """Called after each answer."""
 
     def note(self, request: h11.Request, has_key: bool) -> None:
         self.with_key += has_key
@@ -83,7 +82,7 @@ class KeyUse:
     def answered(self, answer: AnswerMeter, *, is_whole: bool) -> None:
         self.meter.end(answer, is_whole=is_whole)
         if self.on_answer is not None:
-            self.on_answer(self.meter.spent.usage())
+            self.on_answer(self)
 
     def note_failure(self, error: Exception, key: str) -> None:
         self.failed += 1
@@ -193,19 +192,23 @@ class KeyProxy:
             Refused: the request is forbidden, or the service does not answer. `DENIAL` marks what a rule forbids,
                 because a service could refuse it in the same words.
         """
-        use = self._use
-        asked = self._with_key(client, request)
+        use, meter = self._use, self._use.meter.begin(path_of(request))
+        asked = self._with_key(client, request, meter)
         if use.over is not None:
             raise Refused(403, f"{DENIAL}: {use.over}")
         try:
             answer = await self._service.send(asked, stream=True)
-        except httpx.HTTPError as error:
+        except BaseException as error:
+            if meter is not None and not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                use.answered(meter, is_whole=False)  # The service may have begun to answer, and bill it.
+            if not isinstance(error, httpx.HTTPError):
+                raise
             use.unanswered += 1
             host = self._base.netloc.decode("ascii")
             why = str(error).replace(self._key, self.placeholder) or type(error).__name__
             raise Refused(502, f"the service at {host} does not answer: {why}") from error
         try:
-            await self._answer(client, answer, use.meter.begin(path_of(request)) if answer.is_success else None)
+            await self._answer(client, answer, meter if answer.is_success else None)
         except httpx.HTTPError:
             use.unanswered += 1
             raise
@@ -213,7 +216,7 @@ class KeyProxy:
             with anyio.CancelScope(shield=True):
                 await answer.aclose()
 
-    def _with_key(self, client: HttpClient, request: h11.Request) -> httpx.Request:
+    def _with_key(self, client: HttpClient, request: h11.Request, meter: AnswerMeter | None) -> httpx.Request:
         """Return the request for the service, and count it. Raises Refused: it is forbidden, or has not the key."""
         if not request.target.startswith(b"/"):
             raise Refused(400, "this is a proxy for one service: ask for a path of it")
@@ -249,6 +252,8 @@ class KeyProxy:
             why = "the key that stands in the environment has to come in a header that is for one"
             raise Refused(401, f"{DENIAL}: {why}")
         content = client.body() if client.has_body else None
+        if content is not None and meter is not None:
+            content = _read_by(meter, content)
         return httpx.Request(request.method.decode("ascii"), url, headers=headers, content=content)
 
     def _is_below_base(self, url: httpx.URL) -> bool:
@@ -279,6 +284,12 @@ class KeyProxy:
             if meter is not None:
                 self._use.answered(meter, is_whole=is_whole)
         await client.send(h11.EndOfMessage())
+
+
+async def _read_by(meter: AnswerMeter, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for data in body:
+        meter.ask(data)
+        yield data
 
 
 @asynccontextmanager

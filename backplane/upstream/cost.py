@@ -94,6 +94,10 @@ def actual(price: Price | None, usage: TokenCounts | None) -> int | None:
     return -(-total // MICROS)
 
 
+HIDDEN_TOKENS: Final = 1_000
+"""Tokens that services put before a request: they explain tools to the model in some 350."""
+
+
 def most(price: Price, input_tokens: int, output_tokens: int) -> int:
     """Return the highest cost of such a call in millionths of a dollar: its input is long and written to the cache."""
     rows = [price] if price.long is None else [price, price.long]
