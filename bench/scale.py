@@ -108,10 +108,10 @@ def _workers(counts: Sequence[int]) -> int:
         for count in counts if urls is not None else ():
             url = next(urls)  # type: ignore[arg-type]  # it is one here
             engine = DurableEngine(url)
-            anyio.run(engine.workers)  # Creates the tables.
+            engine.ledger.workers()  # Creates the tables.
             pids = [_forked_worker(url) for _ in range(count)]
             try:
-                while len(anyio.run(engine.workers)) < count:
+                while len(engine.ledger.workers()) < count:
                     time.sleep(0.5)
                 time.sleep(3)
                 idle = _spent(pids), _transactions(url) or 0, time.monotonic()
@@ -120,7 +120,7 @@ def _workers(counts: Sequence[int]) -> int:
                 core, rate = (_spent(pids) - idle[0]) / idle_s, ((_transactions(url) or 0) - idle[1]) / idle_s
                 orders = ORDERS_EACH * count
                 began = time.monotonic()
-                anyio.run(_submit, engine, orders)
+                _submit(engine, orders)
                 _wait_for(url, orders)
                 took_s = time.monotonic() - began
                 connections = _number(url, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
@@ -150,9 +150,9 @@ def _forked_worker(url: str) -> int:
     return pid
 
 
-async def _submit(engine: Any, count: int) -> None:
+def _submit(engine: Any, count: int) -> None:
     for _ in range(count):
-        await engine.submit(Job(WorkOrder("a task"), "rerun"))
+        engine.submit(Job(WorkOrder("a task"), "rerun"))
 
 
 def _spent(pids: Sequence[int]) -> float:
@@ -303,7 +303,7 @@ def _ours(url: str, count: int) -> Figures:
     async def work() -> Figures:
         engine = DurableEngine(url, poll_s=POLL_S, lease_s=LEASE_S)
         for _ in range(count):
-            await engine.submit(Job(WorkOrder("a task"), "rerun"))
+            engine.submit(Job(WorkOrder("a task"), "rerun"))
         async with anyio.create_task_group() as tasks:
             clock = _Clock()
             tasks.start_soon(lambda: serve(engine, _nothing, slots=SLOTS))
@@ -347,7 +347,7 @@ def _shell(url: str, count: int) -> Figures:
     async def work(folder: Path) -> Figures:
         engine = DurableEngine(url, poll_s=POLL_S, lease_s=LEASE_S)
         for number in range(count):
-            await engine.submit(Job(WorkOrder(f"echo {number}"), "rerun", backend="shell"))
+            engine.submit(Job(WorkOrder(f"echo {number}"), "rerun", backend="shell"))
         plane = ControlPlane(Settings(), folder, dict(os.environ))
         async with plane, anyio.create_task_group() as tasks:
             clock = _Clock()

@@ -12,15 +12,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import anyio
 import pytest
 
 from backplane.cli import main
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.scale.content import Contents
-from backplane.scale.engine import Event, Job
-from backplane.scale.orders import make_job
+from backplane.scale.engine import Job, OrderResult
+from backplane.scale.orders import ended, make_job
 from backplane.workspace import Quota
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class Queue:
 
     def command(self, *words: str) -> list[str]:
         shared = ["--engine", self.url]
-        if words[0] != "queue" or words[1] in ("submit", "worker", "show") or "--follow" in words:
-            shared += ["--content", str(self.content.folder)]
+        if words[0] != "queue" or words[1] in ("submit", "worker", "show"):
+            shared += ["--content", self.content.place]
         return [sys.executable, "-m", "backplane", *words, *shared]
 
     def env(self, home: Path, **more: str) -> dict[str, str]:
@@ -124,8 +125,26 @@ def a_queue(folder: Path, url: str | None = None, lease_s: float = LEASE_S) -> I
         queue.close()
 
 
-async def followed(engine: DurableEngine, order_id: str) -> Sequence[Event]:
-    return [event async for event in engine.events(order_id)]
+class Event(NamedTuple):
+    """One event of an order, as `queue events` prints it."""
+
+    attempt: str
+    seq: int
+    record: str
+
+
+def events_of(engine: DurableEngine, order_id: str) -> list[Event]:
+    """The events of an order up to now."""
+    return [
+        Event(batch.attempt, batch.seq + number, record)
+        for batch in engine.past(order_id)
+        for number, record in enumerate(batch.records)
+    ]
+
+
+async def result_of(engine: DurableEngine, order_id: str, limit_s: float = 100.0) -> OrderResult:
+    with anyio.fail_after(limit_s):
+        return await ended(engine, order_id)
 
 
 def check_events(events: Sequence[Event], winner: str) -> None:

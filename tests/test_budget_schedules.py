@@ -294,7 +294,7 @@ async def queue(plane: ControlPlane, schedule: Schedule, bill: Bill, root: Path)
         assert share is not None
         earlier = void.get(order_id, ())
         reported = tuple(last_usage(told.get(lost.id, ())) for lost in earlier)
-        attempt = Attempt(str(uuid.uuid4()), order_id, Notes(earlier), share.denied, share.usd_micros, reported)
+        attempt = Attempt(str(uuid.uuid4()), order_id, Notes(earlier), share, reported)
         control = Control()
 
         async def emit(records: Sequence[bytes]) -> None:
@@ -304,7 +304,7 @@ async def queue(plane: ControlPlane, schedule: Schedule, bill: Bill, root: Path)
         async with anyio.create_task_group() as tasks:
 
             async def lose() -> None:
-                await bill.until(None if one.stopped_at is None or attempt.number > 2 else one.stopped_at)
+                await bill.until(None if one.stopped_at is None or len(attempt.all) > 2 else one.stopped_at)
                 control.fenced = "its worker is lost"
 
             tasks.start_soon(lose)
@@ -318,7 +318,7 @@ async def queue(plane: ControlPlane, schedule: Schedule, bill: Bill, root: Path)
             tasks.cancel_scope.cancel()
         attempts[number] += bill.costs().get(number, 0) > before
         if result is not None and result.cost_usd_micros is not None:
-            ledger.settle(attempt.reserved_usd_micros, result.cost_usd_micros)
+            ledger.settle(share.usd_micros, result.cost_usd_micros)
         return result
 
     async def run(number: int, one: Order) -> None:

@@ -13,7 +13,7 @@ from backplane.cli import main
 from backplane.contract.work import PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError
 from backplane.receipts.store import Store
-from backplane.scale.content import Contents, open_contents
+from backplane.scale.content import Contents
 from backplane.scale.engine import default_on_lost
 from backplane.scale.orders import make_job
 
@@ -47,18 +47,18 @@ def test_values_of_secrets_never_go_into_the_queue(config: RuntimeConfig, tmp_pa
 def test_a_content_that_was_changed_is_refused(tmp_path: Path) -> None:
     store = Contents(tmp_path / "c")
     name = store.put(iter((b"as it was",)))
-    (store.folder / name).write_bytes(b"as it is")
+    (tmp_path / "c" / name).write_bytes(b"as it is")
     with pytest.raises(BackplaneError, match="does not match its SHA-256"):
         store.fetch(name, tmp_path / "out")
 
 
 def test_a_place_for_contents_is_a_folder_or_a_url_without_a_password(tmp_path: Path) -> None:
-    store = open_contents((tmp_path / "a b").as_uri())
+    store = Contents((tmp_path / "folder").as_uri())
     name = store.put(iter((b"x",)))
-    assert (tmp_path / "a b" / name).read_bytes() == b"x"
+    assert (tmp_path / "folder" / name).read_bytes() == b"x"
     for bad in ("nosuch://host/x", "http://[/x", "https://me:pw@host/x"):
         with pytest.raises(BackplaneError) as caught:
-            open_contents(bad)
+            Contents(bad)
         assert caught.value.code == "config_invalid"
         assert caught.value.hint
         assert "pw" not in f"{caught.value} {caught.value.hint}"
@@ -72,7 +72,7 @@ def test_ignored_files_do_not_travel(tmp_path: Path) -> None:
         (root / name).write_text(text)
     content = Contents(tmp_path / "c")
     job = make_job(WorkOrder("t", workspace=WorkspaceSpec(root=str(root))), content, tmp_path / "h", QUOTA)
-    packed = (content.folder / str(job.tree)).read_bytes()
+    packed = (tmp_path / "c" / str(job.tree)).read_bytes()
     assert b"hunter2" not in packed
     assert b"kept" in packed
 

@@ -8,21 +8,17 @@ and pickle, which is never read.
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import sqlite3
 import sys
 import threading
-import time
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NoReturn, ParamSpec, TypeVar
+from typing import Any, Final, NoReturn
 
-import anyio
-import anyio.to_thread
 import msgspec
 from dbos import DBOS, DBOSClient, Serializer
 from dbos import error as dbos_error
@@ -31,16 +27,14 @@ from dbos._serialization import DefaultSerializer
 from backplane.contract.approval import Decision
 from backplane.errors import BackendError, BackplaneError, ConfigError, StoreError
 from backplane.scale.engine import (
-    Budget,
-    Event,
+    Batch,
     Job,
-    LabelLimits,
     Notes,
     OrderResult,
+    QueueLimits,
     State,
     Status,
     VoidAttempt,
-    Worker,
     check_label,
     check_priority,
     encode_job,
@@ -64,11 +58,9 @@ STREAM: Final = "events"
 POLL_S: Final = 1.0
 """Seconds between two polls of a worker; from some 20 workers on, they are the database's main load."""
 FOLLOW_S: Final = 0.1
-"""Seconds between two polls of a follower for events, and of a submitter for the result."""
-RESULT_S: Final = 0.5
-"""Longest pause in seconds between two polls for a result."""
-BATCH_EVENTS_MAX: Final = 1000
-"""Events in one row of the stream."""
+"""Seconds between two polls of a follower."""
+PAST_S: Final = 0.005
+"""Seconds to wait for another event where only past ones are wanted."""
 PRUNED_MAX: Final = 500
 """Orders removed in one transaction."""
 DEPTH_MAX: Final = 10_000
@@ -82,9 +74,6 @@ _STATES: Final[dict[str, State]] = {
     "ERROR": "broken", "CANCELLED": "broken", "MAX_RECOVERY_ATTEMPTS_EXCEEDED": "broken",
 }  # fmt: skip
 _ENDED: Final = ("done", "broken")
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class JsonText(Serializer):
@@ -118,18 +107,8 @@ def forbid_pickle() -> None:
     DefaultSerializer.serialize = refuse  # type: ignore[method-assign,assignment]
 
 
-def _in_thread(blocking: Callable[P, T]) -> Callable[P, Awaitable[T]]:
-    """Make a method that blocks one to await."""
-
-    @functools.wraps(blocking)
-    async def call(*args: P.args, **options: P.kwargs) -> T:
-        return await anyio.to_thread.run_sync(functools.partial(blocking, *args, **options))
-
-    return call
-
-
 class DurableEngine:
-    """A queue of orders with their events and results.
+    """A queue of orders with their events and results; all methods block.
 
     Many processes may open one database; in each process one `worker.serve` may run.
 
@@ -186,7 +165,6 @@ class DurableEngine:
         assert self.client is not None
         return self._ledger
 
-    @_in_thread
     def submit(self, job: Job, *, priority: int | None = None) -> bool:
         """Put an order into the queue, once per id.
 
@@ -215,52 +193,45 @@ class DurableEngine:
                 raise ConfigError("config_invalid", fact, hint="give the order a new id") from None
             return False
 
-    async def events(self, order_id: str, *, after: int = 0) -> AsyncIterator[Event]:
-        """Yield all events of an order after this cursor, past ones first, until its end."""
-        await self.status(order_id)
-        offset, skip = divmod(after, BATCH_EVENTS_MAX)
-        rows = self.client.read_stream_async(order_id, STREAM, offset=offset, polling_interval_sec=FOLLOW_S)
-        try:
-            async for row in rows:
-                for event in _events(row, offset)[skip:]:
-                    yield event
-                offset, skip = offset + 1, 0
-        finally:
-            await rows.aclose()
+    def batches(self, order_id: str, *, offset: int = 0, wait_s: float = PAST_S) -> Iterator[Batch | None]:
+        """Yield the events of an order until its end; yield None after `wait_s` seconds without events.
 
-    def past(self, order_id: str) -> Sequence[Event]:
-        """Return an order's events up to now. Blocks."""
-        found: list[Event] = []
-        rows = self.client.read_stream(order_id, STREAM, polling_interval_sec=0.005, timeout_seconds=0.005)
-        with suppress(dbos_error.DBOSStreamTimeoutError):
-            for offset, row in enumerate(rows):
-                found += _events(row, offset)
-        return found
+        Args:
+            offset: batches to leave out.
+        """
+        while True:
+            rows = self.client.read_stream(
+                order_id, STREAM, offset=offset, timeout_seconds=wait_s, polling_interval_sec=min(FOLLOW_S, wait_s)
+            )
+            try:
+                for row in rows:
+                    yield read_row(row, Batch, "batch of events")
+                    offset += 1
+                return
+            except dbos_error.DBOSStreamTimeoutError:
+                yield None
 
-    past_events = _in_thread(past)
+    def past(self, order_id: str) -> Iterator[Batch]:
+        """Yield the events of an order up to now."""
+        for batch in self.batches(order_id):
+            if batch is None:
+                return
+            yield batch
 
-    async def result(self, order_id: str, *, timeout_s: float = float("inf")) -> OrderResult:
-        """Wait for an order's end.
+    def result(self, order_id: str) -> OrderResult | None:
+        """Return an order's result; None before its end.
 
         Raises:
-            BackendError: `backend_timeout`; `internal` if the engine ended it without a receipt.
+            BackendError: `internal`, the engine ended it without a receipt.
             ConfigError: `config_invalid`, no such order.
         """
-        until, pause_s = time.monotonic() + timeout_s, FOLLOW_S
-        while True:
-            row = await anyio.to_thread.run_sync(functools.partial(self.row, order_id, load_output=True))
-            state = _state(row)
-            if state == "done":
-                return read_row(row.output, OrderResult, "result")
-            if state == "broken":
-                why = f"{row.status} {row.error or ''}".rstrip()
-                raise BackendError("internal", f"order {order_id} ended without a receipt: {why}")
-            if time.monotonic() >= until:
-                raise BackendError("backend_timeout", f"order {order_id} has not ended within {timeout_s:g} s")
-            await anyio.sleep(pause_s)
-            pause_s = min(pause_s * 1.2, RESULT_S)  # After a long wait half a second does not matter.
+        row = self.row(order_id, load_output=True)
+        state = _state(row)
+        if state == "broken":
+            why = f"{row.status} {row.error or ''}".rstrip()
+            raise BackendError("internal", f"order {order_id} ended without a receipt: {why}")
+        return read_row(row.output, OrderResult, "result") if state == "done" else None
 
-    @_in_thread
     def cancel(self, order_id: str, why: str = "cancelled") -> bool:
         """Cancel an order; it still gets a receipt.
 
@@ -277,17 +248,14 @@ class DurableEngine:
             self.note(order_id, cancelled=why[:REASON_CHARS_MAX])
         return True
 
-    @_in_thread
     def status(self, order_id: str) -> Status:
         """Return the state of an order. Raises ConfigError `config_invalid` if there is no such order."""
         return self._statuses([self.row(order_id, load_output=True)])[0]
 
-    @_in_thread
     def job(self, order_id: str) -> Job:
         """Return the submitted job. Raises ConfigError `config_invalid` if there is no such order."""
         return read_row(_argument(self.row(order_id, load_input=True).input), Job, "order")
 
-    @_in_thread
     def list(
         self, *, limit: int = 50, state: State | None = None, label: str | None = None, outcomes: bool = False
     ) -> Sequence[Status]:
@@ -300,7 +268,6 @@ class DurableEngine:
         states = None if state is None else (state,)
         return self._statuses(self.rows(states, queue_name=names, limit=limit, sort_desc=True, load_output=outcomes))
 
-    @_in_thread
     def answer(self, order_id: str, attempt: str, ask: str, decision: Decision) -> bool:
         """Answer a question of an attempt; return False if it was answered before, as the first answer is valid."""
         if ask in answers_of(self.row(order_id), attempt):
@@ -308,38 +275,31 @@ class DurableEngine:
         self.note(order_id, **{f"{_ANSWER}{attempt}/{ask}": decision})
         return True
 
-    @_in_thread
-    def limits(self, label: str) -> LabelLimits:
-        """Return the present limits of a label."""
-        queue = self.client.retrieve_queue(queue_name(label))
-        if queue is None:
-            return LabelLimits()
-        rate = queue.limiter
-        return LabelLimits(
-            queue.global_concurrency, None if rate is None else (rate["limit"], round(rate["period"] * 1000))
+    def limits(self, label: str) -> QueueLimits:
+        """Return the present limits of a label and of the queue."""
+        queue, (budget, spent) = self.client.retrieve_queue(queue_name(label)), self.ledger.budget()
+        rate = queue.limiter if queue is not None else None
+        return QueueLimits(
+            label=label,
+            concurrency=queue.global_concurrency if queue is not None else None,
+            rate_orders=rate["limit"] if rate is not None else None,
+            rate_ms=round(rate["period"] * 1000) if rate is not None else None,
+            budget_usd_micros=budget,
+            spent_usd_micros=spent,
         )
 
-    @_in_thread
-    def set_limits(self, label: str, limits: LabelLimits) -> None:
-        """Set the limits of a label, valid from the workers' next poll on."""
-        rate: Any = None if limits.rate is None else {"limit": limits.rate[0], "period": limits.rate[1] / 1000}
-        slots = [worker.slots for worker in self.ledger.workers() if worker.label == label]
+    def set_limits(self, limits: QueueLimits) -> None:
+        """Set the limits of a label, valid from the workers' next poll on, and the budget of the queue."""
+        rate: Any = None
+        if limits.rate_orders is not None and limits.rate_ms is not None:
+            rate = {"limit": limits.rate_orders, "period": limits.rate_ms / 1000}
+        slots = [worker.slots for worker in self.ledger.workers() if worker.label == limits.label]
         self.client.register_queue(
-            queue_name(label), worker_concurrency=min(max(slots, default=1), limits.concurrency or 1 << 31),
+            queue_name(limits.label), worker_concurrency=min(max(slots, default=1), limits.concurrency or 1 << 31),
             global_concurrency=limits.concurrency, limiter=rate, polling_interval_sec=self.poll_s,
         )  # fmt: skip
+        self.ledger.set_budget(limits.budget_usd_micros)
 
-    @_in_thread
-    def budget(self) -> Budget:
-        """Return the budget of the whole queue and its cost so far."""
-        return self.ledger.budget()
-
-    @_in_thread
-    def set_budget(self, limit_usd_micros: int | None) -> None:
-        """Set the budget of the whole queue, past cost included; None removes the limit."""
-        self.ledger.set_budget(limit_usd_micros)
-
-    @_in_thread
     def prune(self, keep: int) -> int:
         """Remove all but the newest ended orders, with their events; return the number of removed ones."""
         count = 0
@@ -349,13 +309,8 @@ class DurableEngine:
             count += len(ids)
         return count
 
-    @_in_thread
-    def workers(self) -> Sequence[Worker]:
-        """Return all registered workers, dead ones included."""
-        return self.ledger.workers()
-
     def depths(self) -> dict[str, tuple[int, int]]:
-        """Return the number of waiting orders, and the age of the oldest in milliseconds, by label. Blocks.
+        """Return the number of waiting orders, and the age of the oldest in milliseconds, by label.
 
         Counts up to `DEPTH_MAX` orders, the oldest first.
         """
@@ -381,7 +336,7 @@ class DurableEngine:
         now_ms = self.ledger.now_ms()  # The engine dates its rows by the database's clock, so ages need the same clock.
         return [_status(row, notes_of(row), now_ms) for row in rows]
 
-    # For workers; all block.
+    # For workers.
 
     def note(self, order_id: str, **attributes: Any) -> None:
         """Set attributes of an order, as in `Notes`."""
@@ -485,27 +440,3 @@ def _outcome(row: Any) -> str | None:
     with suppress(BackplaneError):  # A row that cannot be read must not hide the others of a list.
         return read_row(row.output, OrderResult, "result").outcome
     return None
-
-
-class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One row of a stream: events of an attempt."""
-
-    attempt: str
-    seq: int
-    """`seq` of the first event."""
-    records: tuple[str, ...]
-    superseded: str | None = None
-
-
-def _events(row: Any, offset: int) -> Sequence[Event]:
-    batch = read_row(row, Batch, "batch of events")
-    return [
-        Event(
-            batch.attempt,
-            batch.seq + place,
-            offset * BATCH_EVENTS_MAX + place + 1,
-            record.encode(),
-            batch.superseded if place == 0 else None,
-        )
-        for place, record in enumerate(batch.records)
-    ]

@@ -20,6 +20,10 @@ OnLostWorker = Literal["rerun", "fail"]
 State = Literal["waiting", "running", "done", "broken"]
 T = TypeVar("T")
 
+LISTED_MAX: Final = 10_000
+"""Orders in which an id is searched, and that are counted, the newest first."""
+BATCH_EVENTS_MAX: Final = 1000
+"""Events in one row of an order's stream."""
 DEFAULT_LABEL: Final = "default"
 LABEL_CHARS_MAX: Final = 64
 LOST_MAX: Final = 5
@@ -67,23 +71,24 @@ class Notes(msgspec.Struct, frozen=True):
     """Time between attempts that counts against the order's `wait_for_limit_s`."""
 
 
+class Share(msgspec.Struct, frozen=True):
+    """An attempt's share of the queue's budget, reserved until it is settled."""
+
+    usd_micros: int = 0
+    denied: str | None = None
+    """Why there is no share; None if the attempt may begin."""
+
+
 class Attempt(msgspec.Struct, frozen=True):
-    """One try at an order; its number is one more than its predecessors."""
+    """One try at an order."""
 
     id: str
     """A UUID, the id of its run."""
     order_id: str
     notes: Notes = Notes()
-    over_budget: str | None = None
-    """Why the queue's budget does not cover it."""
-    reserved_usd_micros: int = 0
-    """Its share of the queue's budget until it is settled."""
+    share: Share = Share()
     reported: tuple[Usage, ...] = ()
     """The usage that each void attempt reported last, for an order with a budget; oldest first."""
-
-    @property
-    def number(self) -> int:
-        return len(self.notes.void) + 1
 
     @property
     def lost(self) -> tuple[str, ...]:
@@ -96,18 +101,16 @@ class Attempt(msgspec.Struct, frozen=True):
         return (*(one.id for one in self.notes.void), self.id)
 
 
-class Event(msgspec.Struct, frozen=True):
-    """One event of an order as a follower sees it."""
+class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Events of an attempt that were stored together: a row of the order's stream."""
 
     attempt: str
     seq: int
-    """Counts from 1 within the attempt, without gaps."""
-    cursor: int
-    """The place after this event: `events(order_id, after=cursor)` continues there."""
-    record: bytes
-    """The event's canonical JSON."""
+    """Number of the first event, counted from 1 within the attempt, without gaps."""
+    records: tuple[str, ...]
+    """Each event's canonical JSON."""
     superseded: str | None = None
-    """Set on the first event of an attempt: the attempt before it, whose events are void."""
+    """Set on the first batch of an attempt: the attempt before it, whose events are void."""
 
 
 class OrderResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -166,22 +169,18 @@ class Worker(msgspec.Struct, frozen=True):
     """Ids of the orders that it runs."""
 
 
-class LabelLimits(msgspec.Struct, frozen=True):
-    """Limits for all workers of a label together; None is no limit."""
+class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of a label, for all its workers together, and the budget of the whole queue; None means no limit."""
 
+    label: str
     concurrency: int | None = None
     """Orders that run at once."""
-    rate: tuple[int, int] | None = None
-    """Orders that may begin, in a period of so many milliseconds."""
-
-
-class Budget(msgspec.Struct, frozen=True):
-    """The budget of the whole queue, in millionths of a dollar."""
-
-    limit_usd_micros: int | None
-    """None is no limit."""
-    spent_usd_micros: int
-    """The cost of all orders, and the reserved `max_budget_usd` of running ones."""
+    rate_orders: int | None = None
+    """Orders that may begin in `rate_ms`."""
+    rate_ms: int | None = None
+    budget_usd_micros: int | None = None
+    spent_usd_micros: int = 0
+    """The cost of all orders of the queue, and the reserved `max_budget_usd` of running ones."""
 
 
 class Control:

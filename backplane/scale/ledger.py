@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import sqlalchemy as sa
 
 from backplane.errors import StoreError
-from backplane.scale.engine import Budget, Worker
+from backplane.scale.engine import Share, Worker
 
 BEAT_S: Final = 2.0
 """Seconds between two heartbeats, and the delay of a cancel; each is one small transaction."""
@@ -40,14 +40,6 @@ _CLOCKS: Final = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
     "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
 }
-
-
-class Share(NamedTuple):
-    """An attempt's share of the queue's budget."""
-
-    usd_micros: int = 0
-    denied: str | None = None
-    """Why there is no share; None if the attempt may begin."""
 
 
 class Ledger:
@@ -147,10 +139,10 @@ class Ledger:
             return None
         if wanted_usd_micros and self._do(_TAKE, is_patient=True, wanted=wanted_usd_micros):
             return Share(wanted_usd_micros)
-        budget = self.budget(is_patient=True)
-        if budget.limit_usd_micros is None:
+        limit, spent = self.budget(is_patient=True)
+        if limit is None:
             return Share()
-        left = max(budget.limit_usd_micros - budget.spent_usd_micros, 0)
+        left = max(limit - spent, 0)
         if not wanted_usd_micros and left:
             return Share()
         asked = f"${wanted_usd_micros / 1e6:.6f}" if wanted_usd_micros else "something"
@@ -163,10 +155,11 @@ class Ledger:
             add = "UPDATE backplane_budget SET spent_usd_micros = spent_usd_micros + :more"
             self._do(add, is_patient=True, more=more)
 
-    def budget(self, *, is_patient: bool = False) -> Budget:
-        """Return the budget of the whole queue and its cost so far."""
-        (row,) = self._rows("SELECT limit_usd_micros, spent_usd_micros FROM backplane_budget", is_patient=is_patient)
-        return Budget(*row)
+    def budget(self, *, is_patient: bool = False) -> tuple[int | None, int]:
+        """Return the budget of the whole queue, None for no limit, and its cost so far, in millionths of a dollar."""
+        select = "SELECT limit_usd_micros, spent_usd_micros FROM backplane_budget"
+        ((limit, spent),) = self._rows(select, is_patient=is_patient)
+        return limit, spent
 
     def set_budget(self, limit_usd_micros: int | None) -> None:
         """Set the budget of the whole queue, past cost included."""

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,7 @@ from backplane.receipts.store import Store
 from backplane.scale.content import Contents
 from backplane.scale.engine import (
     DEFAULT_LABEL,
-    Event,
+    Batch,
     Job,
     OnLostWorker,
     OrderResult,
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
 
 _NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
+RESULT_S: Final = 0.3
+"""Seconds between two polls for an order's end."""
 CHANGED_NS_MIN: Final = 100_000_000
 """Age of the newest change, in nanoseconds, from which on times tell one state of a file from the next."""
 
@@ -179,64 +181,52 @@ def check_secrets(order: WorkOrder) -> None:
                 raise ConfigError("config_invalid", fact, hint=hint)
 
 
-def event_of(event: Event) -> AgentEvent:
-    """Return the agent's event in an event of a queue, of its own kind."""
-    return carried(read_event(msgspec.json.decode(event.record), now=str))
+def events_of(batch: Batch) -> list[AgentEvent]:
+    """Return the agent's events in a batch, each of its own kind."""
+    return [carried(read_event(msgspec.json.decode(record), now=str)) for record in batch.records]
 
 
-def approval_of(event: Event) -> Approval | ApprovalAnswered | None:
-    """Return a question or its answer; None for any other event."""
-    if b'"ask"' not in event.record and b'"answer"' not in event.record:
-        return None
-    read = event_of(event)
-    return read if isinstance(read, Approval | ApprovalAnswered) else None
+def asks_of(batch: Batch) -> list[Approval | ApprovalAnswered]:
+    """Return the questions and answers in a batch."""
+    if not any('"ask"' in record or '"answer"' in record for record in batch.records):
+        return []
+    return [event for event in events_of(batch) if isinstance(event, Approval | ApprovalAnswered)]
 
 
-async def open_asks(engine: DurableEngine, status: Status) -> dict[str, Approval]:
-    """Return the open questions of the valid attempt, by their ids, oldest first."""
+def open_asks(engine: DurableEngine, status: Status) -> dict[str, Approval]:
+    """Return the open questions of the valid attempt, by their ids, oldest first. Blocks."""
     asks: dict[str, Approval] = {}
-    for event in await engine.past_events(status.order_id):
-        read = approval_of(event) if event.attempt == status.attempts[-1] else None
-        if isinstance(read, Approval):
-            asks[str(read.body.get("id"))] = read
-        elif read is not None:
-            asks.pop(str(read.body.get("id")), None)
+    for batch in engine.past(status.order_id):
+        for event in asks_of(batch) if batch.attempt == status.attempts[-1] else ():
+            id = str(event.body.get("id"))
+            if isinstance(event, Approval):
+                asks[id] = event
+            else:
+                asks.pop(id, None)
     return asks
 
 
-async def bring(
-    engine: DurableEngine,
-    job: Job,
-    content: Contents,
-    home: Path,
-    each: Callable[[Event], Awaitable[None]] | None = None,
-    *,
-    root: str = "",
-) -> tuple[ReceiptRow, OrderResult]:
-    """Wait for an order's end, and store its verified receipt and patch.
+async def followed(engine: DurableEngine, order_id: str) -> AsyncIterator[Batch]:
+    """Yield the events of an order, past ones first, until its end."""
+    batches = engine.batches(order_id, wait_s=RESULT_S)
+    while (batch := await anyio.to_thread.run_sync(next, batches, "ended")) != "ended":
+        if isinstance(batch, Batch):
+            yield batch
+
+
+async def ended(engine: DurableEngine, order_id: str) -> OrderResult:
+    """Wait for an order's end. Raises as `DurableEngine.result`."""
+    while (result := await anyio.to_thread.run_sync(engine.result, order_id)) is None:
+        await anyio.sleep(RESULT_S)
+    return result
+
+
+def keep(home: Path, job: Job, result: OrderResult, content: Contents, root: str = "") -> ReceiptRow:
+    """Store an order's receipt and patch in the submitter's own store, after both were verified. Blocks.
 
     Args:
-        each: called with every event, also those of lost attempts; None reads no events.
+        home: the submitter's state folder.
         root: the local folder of the order, if known.
-
-    Raises:
-        BackendError: `internal`, the engine ended it without a receipt.
-        BackplaneError: as `keep`, and of the engine.
-    """
-    if each is not None:
-        async for event in engine.events(job.order.id):
-            await each(event)
-    result = await engine.result(job.order.id)
-
-    def kept() -> ReceiptRow:
-        with Store.open(home) as store:
-            return keep(store, job, result, content, root)
-
-    return await anyio.to_thread.run_sync(kept), result
-
-
-def keep(store: Store, job: Job, result: OrderResult, content: Contents, root: str = "") -> ReceiptRow:
-    """Store an order's receipt and patch in the submitter's own store, after both were verified. Blocks.
 
     Raises:
         ContractError: `contract_invalid_receipt`.
@@ -244,12 +234,11 @@ def keep(store: Store, job: Job, result: OrderResult, content: Contents, root: s
         WorkspaceError: `workspace_staging_failed`, the content is missing.
     """
     order = msgspec.structs.replace(job.order, workspace=msgspec.structs.replace(job.order.workspace, root=root))
-    with archive.incoming(store.home) as folder:
-        if result.receipt is None:
-            content.fetch(str(result.receipt_content), folder / RECEIPT)
+    with Store.open(home) as store, archive.incoming(home) as folder:
+        data = (result.receipt or "").encode()
+        if result.receipt_content is not None:
+            content.fetch(result.receipt_content, folder / RECEIPT)
             data = read_bounded(folder / RECEIPT)
-        else:
-            data = result.receipt.encode()
         receipt = parse_receipt(data, f"the receipt of order {order.id}")
         run_id = receipt.meta.run_id
         if receipt.meta.work_order_id != order.id or run_id != result.attempts[-1]:

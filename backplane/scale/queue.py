@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
-from functools import partial
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio.to_thread
 import msgspec
@@ -21,12 +20,14 @@ from backplane.receipts.trace import listed
 from backplane.runtime.faults import check_whole
 from backplane.runtime.orders import make_order
 from backplane.runtime.place import quota_of
-from backplane.scale.engine import DEFAULT_LABEL, Job, Status, check_priority
-from backplane.scale.orders import PackedTrees, bring, event_of, make_job
+from backplane.scale.engine import DEFAULT_LABEL, Status, check_priority
+from backplane.scale.orders import PackedTrees, ended, events_of, followed, keep, make_job
 from backplane.scale.place import QueuePlace
 
 if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
+
+T = TypeVar("T")
 
 
 class Queue:
@@ -58,19 +59,26 @@ class Queue:
         self._trees = PackedTrees()
 
     async def __aenter__(self) -> Queue:
-        self._content = await anyio.to_thread.run_sync(self._place.contents)
-        self._engine = await anyio.to_thread.run_sync(self._place.open)
+        def opened() -> DurableEngine:
+            self._content = self._place.contents()
+            return self._place.open()
+
+        self._engine = await anyio.to_thread.run_sync(opened)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        engine, self._engine = self._opened, None
-        await anyio.to_thread.run_sync(engine.close)
+        await self._do(lambda engine: engine.close())
+        self._engine = None
 
     @property
     def _opened(self) -> DurableEngine:
         if self._engine is None:
             raise RuntimeError("the queue is closed: use it inside its `async with` block")
         return self._engine
+
+    async def _do(self, work: Callable[[DurableEngine], T]) -> T:
+        """Call a function in a thread."""
+        return await anyio.to_thread.run_sync(work, self._opened)
 
     async def submit(
         self,
@@ -111,13 +119,16 @@ class Queue:
             output=output, configured_policy=self._settings.policy,
         )  # fmt: skip
         check_whole(whole)
-        made = partial(
-            make_job, whole, self._content, self._home, quota_of(self._settings.limits), backend=backend, label=label,
-            asks=asks, trees=self._trees,
-        )  # fmt: skip
-        job: Job = await anyio.to_thread.run_sync(made)
-        await self._opened.submit(job, priority=priority)
-        return job.order.id
+
+        def submit(engine: DurableEngine) -> None:
+            job = make_job(
+                whole, self._content, self._home, quota_of(self._settings.limits), backend=backend, label=label,
+                asks=asks, trees=self._trees,
+            )  # fmt: skip
+            engine.submit(job, priority=priority)
+
+        await self._do(submit)
+        return whole.id
 
     async def result(self, order_id: str) -> Receipt:
         """Wait for an order's end, and return its verified receipt, which is then stored here.
@@ -127,28 +138,30 @@ class Queue:
             ConfigError: `config_invalid`, no such order.
             StoreError: `receipt_store_failed`.
         """
-        engine = self._opened
-        row, _ = await bring(engine, await engine.job(order_id), self._content, self._home)
+        result = await ended(self._opened, order_id)
 
-        def load() -> Receipt:
+        def load(engine: DurableEngine) -> Receipt:
+            row = keep(self._home, engine.job(order_id), result, self._content)
             with Store.open(self._home, readonly=True) as store:
                 receipt = store.load(row.run_id)
                 return msgspec.structs.replace(receipt, trace=listed(receipt.trace))
 
-        return await anyio.to_thread.run_sync(load)
+        return await self._do(load)
 
     async def events(self, order_id: str) -> AsyncIterator[AgentEvent]:
-        """Yield the events of an order as they come, until it ends; those of lost attempts come first.
+        """Yield the events of an order as they come, until it ends; those of void attempts come first.
 
         Raises:
             ConfigError: `config_invalid`, no such order.
         """
-        async for event in self._opened.events(order_id):
-            yield event_of(event)
+        await self.status(order_id)
+        async for batch in followed(self._opened, order_id):
+            for event in events_of(batch):
+                yield event
 
     async def status(self, order_id: str) -> Status:
         """Return the state of an order. Raises ConfigError: `config_invalid`, no such order."""
-        return await self._opened.status(order_id)
+        return await self._do(lambda engine: engine.status(order_id))
 
     async def cancel(self, order_id: str, reason: str = "cancelled") -> bool:
         """Cancel an order; its receipt says so. Returns False if it has ended already.
@@ -156,4 +169,4 @@ class Queue:
         Raises:
             ConfigError: `config_invalid`, no such order.
         """
-        return await self._opened.cancel(order_id, reason)
+        return await self._do(lambda engine: engine.cancel(order_id, reason))

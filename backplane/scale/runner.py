@@ -22,7 +22,7 @@ from backplane.errors import BackendError, BackplaneError, ConfigError, PolicyEr
 from backplane.routing.driver import backend_for
 from backplane.runtime.backends import Backend, from_command
 from backplane.runtime.budgets import ANSWERS, COUNTED, after_run, amount_of
-from backplane.runtime.door import AsyncOnAsk, Desk, of_run, open_door
+from backplane.runtime.door import AsyncOnAsk
 from backplane.runtime.place import incoming, quota_of
 from backplane.runtime.plane import ControlPlane, Run
 from backplane.scale.content import Contents
@@ -36,8 +36,8 @@ FENCED_GRACE_S: Final = 0.2
 """Seconds for the host of a fenced attempt to end; another attempt may be running already."""
 KEEP_AGAIN_S: Final = 5.0
 """Seconds between two tries to store a result in the content store."""
-KEEP_S_MAX: Final = 900.0
-"""Seconds of these tries; then the order ends as `broken`, with the reason."""
+KEEP_TRIES_MAX: Final = 180
+"""Tries, 15 minutes of them; then the order ends as `broken`, with the reason."""
 DEFER_MS_MIN: Final = 60_000
 """Shortest wait in milliseconds for a limit of the model's service that gives the slot to another order.
 
@@ -52,20 +52,11 @@ class Runner:
 
     Args:
         content: the store of workspaces and patches.
-        progress: called when an attempt begins, without a run, and with its run once its result is stored.
-        delayed: called with the reason if the result of an attempt cannot be stored yet, or is given up.
+        log: called with a line when an attempt begins or has ended, and when its result cannot be stored.
     """
 
-    def __init__(
-        self,
-        plane: ControlPlane,
-        content: Contents,
-        progress: Callable[[Attempt, Run | None], object] = lambda _, __: None,
-        delayed: Callable[[Attempt, str], object] = lambda _, __: None,
-    ) -> None:
-        self._plane = plane
-        self._content = content
-        self._progress, self._delayed = progress, delayed
+    def __init__(self, plane: ControlPlane, content: Contents, log: Callable[[str], object] = str) -> None:
+        self._plane, self._content, self._log = plane, content, log
 
     async def __call__(self, job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult | LimitPause:
         """Run one attempt to its receipt, or until it has to wait for a limit before its agent has done anything.
@@ -74,60 +65,38 @@ class Runner:
             BackendError: `stream_closed`, the attempt was fenced.
             BackplaneError: the engine could not store events.
         """
-        order, backend = job.order, self._backend(job)
+        order, backend, why = job.order, self._backend(job), attempt.notes.cancelled
         for name in OF_QUEUE:
             order = order.without_abp(name)
-        lost: list[Json] = list(attempt.lost)
-        place = {"attempt": attempt.number, "lost": lost, "on_lost_worker": job.on_lost_worker, "label": job.label}
-        added: dict[str, Json] = {"queue": place}
-        self._progress(attempt, None)
+        number, lost = len(attempt.all), list[Json](attempt.lost)
+        place: Json = {"attempt": number, "lost": lost, "on_lost_worker": job.on_lost_worker, "label": job.label}
+        added = {"queue": place}
+        self._log(f"{job.order.id}  begins, attempt {number}: run {attempt.id}")
         async with incoming(self._plane.home) as folder:
             try:
-                if attempt.notes.cancelled is None:
-                    self._check(job, attempt)
+                if why is None:
+                    _check(job, attempt)
                     order = await anyio.to_thread.run_sync(self._left, order, attempt)
                     order, backend, route = await backend_for(order, self._plane, job.backend)
                     order = await anyio.to_thread.run_sync(self._arrived, job, order, folder)
-                why: str | BackplaneError | None = attempt.notes.cancelled
             except BackplaneError as error:
-                why = error
+                unstarted = await self._plane.end_unstarted(order, backend, error, run_id=attempt.id, added=added)
+                return await self._result(unstarted, attempt)
             if why is not None:
-                run = await self._plane.end_unstarted(order, backend, why, run_id=attempt.id, added=added)
-                return await self._result(run, attempt)
-            desk = Desk(_asking(control)) if job.asks else None
-            on_ask = desk.answer if desk is not None else None
+                unstarted = await self._plane.end_unstarted(order, backend, why, run_id=attempt.id, added=added)
+                return await self._result(unstarted, attempt)
+            on_ask = _asking(control) if job.asks else None
             starting = self._plane.start(order, backend, on_ask=on_ask, run_id=attempt.id, route=route, added=added)
             async with starting as run, anyio.create_task_group() as tasks:
                 tasks.start_soon(_watch, run, control)
-                if desk is not None:
-                    tasks.start_soon(open_door, self._plane.home, run.id, of_run(run, desk))
-                has_answered, pause = False, None
-                async for batch in run.batches():
-                    await emit(batch.records)
-                    has_answered = has_answered or any(isinstance(event, ANSWERS) for event in batch.events)
-                    if pause is None and not has_answered and run.facts.folded.usage == Usage():
-                        pause = _pause(batch.events, order)
-                        if pause is not None:
-                            wait_s = pause.wait_ms // 1000
-                            await run.cancel(f"the order waits {wait_s} s in the queue for a limit of the service")
+                pause = await _forward(run, order, emit)
                 tasks.cancel_scope.cancel()
             if control.fenced is not None:
                 raise BackendError("stream_closed", control.fenced)
             if pause is not None and control.why is None:
+                self._log(f"{job.order.id}  waits {pause.wait_ms // 1000} s for a limit of the model's service")
                 return pause
             return await self._result(run, attempt)
-
-    def _check(self, job: Job, attempt: Attempt) -> None:
-        """Raise an error if this attempt must not begin."""
-        if attempt.lost and job.on_lost_worker == "fail":
-            fact = f"lost worker: attempt {attempt.lost[-1]} ended with its worker, and the order forbids another"
-            raise BackendError("backend_crashed", fact, hint="allow one: queue submit --on-lost-worker rerun")
-        if attempt.over_budget is not None:
-            hint = "raise the budget: backplane queue limit --budget-usd USD"
-            raise PolicyError("policy_denied", attempt.over_budget, hint=hint)
-        if len(attempt.lost) >= LOST_MAX:
-            raise BackendError("backend_crashed", f"lost worker: {LOST_MAX} attempts ended with their workers")
-        check_secrets(job.order)
 
     def _left(self, order: WorkOrder, attempt: Attempt) -> WorkOrder:
         """Return the order less the cost and the waits of void attempts. Raises PolicyError `policy_denied`."""
@@ -162,44 +131,71 @@ class Runner:
         return _filled(msgspec.structs.replace(order, workspace=spec), job, self._plane.environ)
 
     async def _result(self, run: Run, attempt: Attempt) -> OrderResult:
-        def gathered() -> OrderResult:
-            patch = None
-            if run.patch is not None and run.stored.verification.git_diff is None and run.patch.is_file():
-                patch = self._content.put(archive.read_pieces(run.patch))
-            data = b"".join(run.receipt_chunks())
-            is_short = len(data) <= RECEIPT_BYTES_MAX
-            receipt, kept = (data.decode(), None) if is_short else (None, self._content.put(iter((data,))))
-            return OrderResult(attempt.all, receipt, kept, patch, _cost_usd_micros(run), run.stored.outcome)
-
-        result = await self._kept(gathered, attempt)
-        self._progress(attempt, run)
-        return result
-
-    async def _kept(self, gathered: Callable[[], OrderResult], attempt: Attempt) -> OrderResult:
-        """Store a result in the content store; retry for `KEEP_S_MAX`, as a full disk may have room again.
+        """Store a run's result; retry for a while, as a full disk may have room again.
 
         Raises:
             WorkspaceError: `workspace_staging_failed`, it cannot be stored.
         """
-        known, ends = "", anyio.current_time() + KEEP_S_MAX
-        while True:
+        for tries_left in reversed(range(KEEP_TRIES_MAX)):
             try:
-                return await anyio.to_thread.run_sync(gathered)
+                result = await anyio.to_thread.run_sync(self._gathered, run, attempt)
+                break
             except WorkspaceError as error:
-                if anyio.current_time() >= ends:
-                    step = f"get it on this worker: backplane receipts export {attempt.id}"
-                    self._delayed(attempt, f"its result was not stored: {error.message}; {step}")
+                step = "the next try follows" if tries_left else f"get it here: backplane receipts export {attempt.id}"
+                if tries_left in (0, KEEP_TRIES_MAX - 1):
+                    self._log(f"{attempt.order_id}  its result cannot be stored: {error.message}; {step}")
+                if not tries_left:
                     raise
-                if error.message != known:
-                    known = error.message
-                    self._delayed(attempt, f"its result cannot be stored, next try in {KEEP_AGAIN_S:g} s: {known}")
             await anyio.sleep(KEEP_AGAIN_S)
+        fault = run.end_error
+        self._log(f"{attempt.order_id}  {run.stored.outcome}{f' ({fault.code})' if fault is not None else ''}")
+        return result
+
+    def _gathered(self, run: Run, attempt: Attempt) -> OrderResult:
+        patch = None
+        if run.patch is not None and run.stored.verification.git_diff is None and run.patch.is_file():
+            patch = self._content.put(archive.read_pieces(run.patch))
+        data = b"".join(run.receipt_chunks())
+        is_short = len(data) <= RECEIPT_BYTES_MAX
+        receipt, kept = (data.decode(), None) if is_short else (None, self._content.put(iter((data,))))
+        return OrderResult(attempt.all, receipt, kept, patch, _cost_usd_micros(run), run.stored.outcome)
+
+
+def _check(job: Job, attempt: Attempt) -> None:
+    """Raise an error if this attempt must not begin."""
+    if attempt.lost and job.on_lost_worker == "fail":
+        fact = f"lost worker: attempt {attempt.lost[-1]} ended with its worker, and the order forbids another"
+        raise BackendError("backend_crashed", fact, hint="allow one: queue submit --on-lost-worker rerun")
+    if attempt.share.denied is not None:
+        hint = "raise the budget: backplane queue limit --budget-usd USD"
+        raise PolicyError("policy_denied", attempt.share.denied, hint=hint)
+    if len(attempt.lost) >= LOST_MAX:
+        raise BackendError("backend_crashed", f"lost worker: {LOST_MAX} attempts ended with their workers")
+    check_secrets(job.order)
+
+
+async def _forward(run: Run, order: WorkOrder, emit: Emit) -> LimitPause | None:
+    """Store a run's events until its end; cancel it for a long wait for a limit that precedes any answer.
+
+    Returns:
+        The wait; None if there was none.
+    """
+    has_answered, pause = False, None
+    async for batch in run.batches():
+        await emit(batch.records)
+        has_answered = has_answered or any(isinstance(event, ANSWERS) for event in batch.events)
+        if pause is None and not has_answered and run.facts.folded.usage == Usage():
+            pause = _pause(batch.events, order)
+            if pause is not None:
+                await run.cancel("the order waits in the queue for a limit of the model's service")
+    return pause
 
 
 def _pause(events: Sequence[AgentEvent], order: WorkOrder) -> LimitPause | None:
     """Return the wait for a limit of the model's service that these events report, if it is long and allowed."""
     for event in events:
-        after_ms = event.body.get("retry_after_ms") if isinstance(event, RetryReported) else None
+        body = event.body if isinstance(event, RetryReported) else {}
+        after_ms = body.get("retry_after_ms") if "until" in body else None
         if isinstance(after_ms, int) and DEFER_MS_MIN <= after_ms <= _allowed_ms(order):
             return LimitPause(after_ms)
     return None
@@ -230,15 +226,14 @@ def _asking(control: Control) -> AsyncOnAsk:
 
 
 async def _watch(run: Run, control: Control) -> None:
+    """End a run that is cancelled or fenced."""
     while control.why is None and control.fenced is None:
         await anyio.sleep(LOOK_S)
-    if control.fenced is not None:
-        await run.cancel(control.fenced, grace_s=FENCED_GRACE_S)
-    else:
+    if control.fenced is None:
         await run.cancel(control.why or "cancelled")
         while control.fenced is None:
             await anyio.sleep(LOOK_S)
-        run.hurry()
+    await run.cancel(control.fenced, grace_s=FENCED_GRACE_S)
 
 
 def _filled(order: WorkOrder, job: Job, environ: Mapping[str, str]) -> WorkOrder:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,8 +32,8 @@ from backplane.runtime.backends import Backend, from_command
 from backplane.runtime.place import quota_of
 from backplane.runtime.plane import ControlPlane
 from backplane.scale.content import Contents
-from backplane.scale.engine import Event, Job
-from backplane.scale.orders import approval_of, bring, make_job
+from backplane.scale.engine import Batch, Job
+from backplane.scale.orders import asks_of, ended, followed, keep, make_job
 from backplane.serve import messages, stdio
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class QueueServer(stdio.Server):
             engine, content = await anyio.to_thread.run_sync(self._open)
             job = await anyio.to_thread.run_sync(self._job, above, order, content)
             with anyio.CancelScope(shield=True):
-                await engine.submit(job, priority=self._queue.priority)
+                await anyio.to_thread.run_sync(partial(engine.submit, job, priority=self._queue.priority))
         except BackplaneError as error:
             return await self.plane.end_unstarted(order, backend, error, run_id=run_id)
         except anyio.get_cancelled_exc_class():
@@ -137,51 +138,53 @@ class QueueServer(stdio.Server):
         id = job.order.id
 
         async def cancel() -> None:
-            await engine.cancel(id, above.cancelled_because or "cancelled")
+            await anyio.to_thread.run_sync(engine.cancel, id, above.cancelled_because or "cancelled")
 
         above.on_cancel = cancel
         if above.cancelled_because is not None:
             await cancel()
         answered: set[tuple[str, str]] = set()
 
-        async def ask(event: Event, asked: Approval, ask_id: str) -> None:
+        async def ask(attempt: str, asked: Approval, ask_id: str) -> None:
             await anyio.sleep(BY_RULE_S)
-            if (event.attempt, ask_id) in answered:
+            if (attempt, ask_id) in answered:
                 return
             with suppress(BackplaneError):  # Nobody answers here, so the attempt's own deadline decides.
                 decision = await above.pass_on(asked.body)
                 if decision is not None:
-                    await engine.answer(id, event.attempt, ask_id, decision)
+                    await anyio.to_thread.run_sync(engine.answer, id, attempt, ask_id, decision)
 
         try:
             async with anyio.create_task_group() as tasks:
-
-                async def each(event: Event) -> None:
-                    records = [event.record]
-                    if event.superseded is not None:
-                        records.insert(0, _superseded(event))
+                async for batch in followed(engine, id):
+                    records = [record.encode() for record in batch.records]
+                    if batch.superseded is not None:
+                        records.insert(0, _superseded(batch))
                     await above.write_raw(messages.events(above.id, records, line_bytes_max=self._line_bytes_max))
-                    told = approval_of(event) if job.asks else None
-                    ask_id = str(told.body.get("id")) if told is not None else ""
-                    if isinstance(told, Approval):
-                        tasks.start_soon(ask, event, told, ask_id)
-                    elif told is not None:
-                        answered.add((event.attempt, ask_id))
-
-                row, result = await bring(engine, job, content, self.plane.home, each, root=root)
+                    for event in asks_of(batch) if job.asks else ():
+                        ask_id = str(event.body.get("id"))
+                        if isinstance(event, Approval):
+                            tasks.start_soon(ask, batch.attempt, event, ask_id)
+                        else:
+                            answered.add((batch.attempt, ask_id))
                 tasks.cancel_scope.cancel()
         except ExceptionGroup as errors:
             fault = leaves(errors)[0]
             raise fault if isinstance(fault, BackplaneError) else unforeseen(fault) from None
-        store = await anyio.to_thread.run_sync(self.plane.state_folder.store)
-        return await anyio.to_thread.run_sync(KeptRun, store, row, len(result.attempts))
+        result = await ended(engine, id)
+
+        def kept() -> KeptRun:
+            row = keep(self.plane.home, job, result, content, root)
+            return KeptRun(self.plane.state_folder.store(), row, len(result.attempts))
+
+        return await anyio.to_thread.run_sync(kept)
 
 
-def _superseded(event: Event) -> bytes:
+def _superseded(batch: Batch) -> bytes:
     """Return an event that says that all events before are those of a lost attempt."""
     told = Warned(
         ts=canonical.timestamp_at(time.time_ns()),
-        message=f"attempt {event.superseded} is void: its worker was lost, or a limit had to pass; another one begins",
-        ext={"queue": {"attempt": event.attempt, "superseded": event.superseded}},
+        message=f"attempt {batch.superseded} is void: its worker was lost, or a limit had to pass; another one begins",
+        ext={"queue": {"attempt": batch.attempt, "superseded": batch.superseded}},
     )
     return canonical.encode(msgspec.to_builtins(told))

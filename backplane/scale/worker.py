@@ -24,11 +24,9 @@ from backplane.contract.events import AgentEvent
 from backplane.errors import BackendError
 from backplane.runtime.budgets import Amount, last_usage, own_budget
 from backplane.scale.durable import (
-    BATCH_EVENTS_MAX,
     NAME,
     STREAM,
     WORKFLOW,
-    Batch,
     DurableEngine,
     JsonText,
     answers_of,
@@ -38,8 +36,10 @@ from backplane.scale.durable import (
     words_of,
 )
 from backplane.scale.engine import (
+    BATCH_EVENTS_MAX,
     DEFAULT_LABEL,
     Attempt,
+    Batch,
     Control,
     Emit,
     Job,
@@ -49,6 +49,7 @@ from backplane.scale.engine import (
     VoidAttempt,
     read_row,
 )
+from backplane.scale.orders import events_of
 from backplane.scale.watchdog import Watchdog
 
 VERSION: Final = "1"
@@ -195,30 +196,22 @@ class _Worker:
         if wait_ms > 0 and notes.cancelled is None:
             self._defer(job, order_id, wait_ms)
             return None
-        # An attempt that was cancelled before its start costs nothing.
-        is_free = notes.cancelled is not None
-        wanted = 0 if is_free else round((job.order.config.max_budget_usd or 0) * 1_000_000)
-        share = self._ledger.begin(self.id, wanted)
+        wanted = round((job.order.config.max_budget_usd or 0) * 1_000_000)
+        share = self._ledger.begin(self.id, wanted if notes.cancelled is None else 0)
         if share is None:
             return None
         reported: dict[str, list[AgentEvent]] = {}
         if notes.void and own_budget(job.order) != Amount():
-            for event in self._engine.past(order_id):
-                reported.setdefault(event.attempt, []).append(msgspec.json.decode(event.record, type=AgentEvent))
-        return Attempt(
-            attempt_id(order_id, len(notes.void), self.id),
-            order_id,
-            notes,
-            over_budget=None if is_free else share.denied,
-            reserved_usd_micros=share.usd_micros,
-            reported=tuple(last_usage(reported.get(one.id, ())) for one in notes.void),
-        )
+            for batch in self._engine.past(order_id):
+                reported.setdefault(batch.attempt, []).extend(events_of(batch))
+        usages = tuple(last_usage(reported.get(one.id, ())) for one in notes.void)
+        return Attempt(attempt_id(order_id, len(notes.void), self.id), order_id, notes, share, usages)
 
     def _end(self, job: Job, attempt: Attempt, result: OrderResult | LimitPause) -> str:
         """Return the text of an order's result, or defer the order. Blocks."""
         cost = 0 if isinstance(result, LimitPause) else result.cost_usd_micros
         if cost is not None:
-            self._ledger.settle(attempt.reserved_usd_micros, cost)
+            self._ledger.settle(attempt.share.usd_micros, cost)
         if isinstance(result, OrderResult):
             return msgspec.json.encode(result).decode()
         self._defer(job, attempt.order_id, result.wait_ms)

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser
-from backplane.scale.commands.common import on_queue, order_line
-from backplane.scale.engine import Status
-from backplane.scale.place import QueuePlace
-
-if TYPE_CHECKING:
-    from backplane.scale.durable import DurableEngine
+from backplane.scale.commands.common import find_queue, opened, order_line, within
 
 HELP = "List orders, the newest first."
 EXAMPLE = "backplane queue list --label gpu"
@@ -27,11 +19,12 @@ def options(p: Parser) -> None:
 
 
 def run(args: Args) -> int:
-    def show(orders: Iterable[Status]) -> int:
-        streams.write_rows(orders, order_line, "no orders", as_json=args.json)
+    within(args, "limit", 1)
+    place = find_queue(args, may_make=False)
+    if place.is_new:
+        streams.write_rows((), order_line, "no orders", as_json=args.json)
         return 0
-
-    async def look(_: Args, engine: DurableEngine, __: QueuePlace) -> int:
-        return show(await engine.list(limit=args.limit, label=args.label, outcomes=True))
-
-    return on_queue(look, args, lambda: show(()))
+    with opened(place) as engine:
+        orders = engine.list(limit=args.limit, label=args.label, outcomes=True)
+    streams.write_rows(orders, order_line, "no orders", as_json=args.json)
+    return 0

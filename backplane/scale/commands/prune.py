@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser
-from backplane.scale.commands.common import on_queue
-from backplane.scale.place import QueuePlace
-
-if TYPE_CHECKING:
-    from backplane.scale.durable import DurableEngine
+from backplane.scale.commands.common import find_queue, opened, within
 
 HELP = "Remove ended orders, except the newest ones."
 EXAMPLE = "backplane queue prune --keep 1000"
@@ -23,9 +17,7 @@ def options(p: Parser) -> None:
 
 
 def run(args: Args) -> int:
-    async def prune(args: Args, engine: DurableEngine, _: QueuePlace) -> int:
-        removed = await engine.prune(args.keep)
-        streams.write(f"{removed} ended orders removed\n")
-        return 0
-
-    return on_queue(prune, args)
+    within(args, "keep", 0)
+    with opened(find_queue(args, may_make=False), may_make=False) as engine:
+        streams.write(f"{engine.prune(args.keep)} ended orders removed\n")
+    return 0

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, get_args
+from typing import Final, get_args
 
 import msgspec
 
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser
-from backplane.scale.commands.common import on_queue
-from backplane.scale.engine import State, Status, Worker
-from backplane.scale.place import LISTED_MAX, QueuePlace
+from backplane.scale.commands.common import find_queue, opened
+from backplane.scale.engine import LISTED_MAX, State, Status, Worker
 from backplane.view.figures import ID_CHARS, elapsed
-
-if TYPE_CHECKING:
-    from backplane.scale.durable import DurableEngine
 
 STATES: Final = get_args(State)
 
@@ -46,12 +42,15 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(args: Args) -> int:
-    async def look(_: Args, engine: DurableEngine, __: QueuePlace) -> int:
-        orders = await engine.list(limit=LISTED_MAX, label=args.label)
-        workers = [one for one in await engine.workers() if args.label in (None, one.label)]
-        return _show_counts(_counts(orders, workers), as_json=args.json)
-
-    return on_queue(look, args, lambda: _show_counts(_counts((), ()), as_json=args.json))
+    place = find_queue(args, may_make=False)
+    orders: Sequence[Status] = ()
+    workers: Sequence[Worker] = ()
+    if not place.is_new:
+        with opened(place) as engine:
+            orders = engine.list(limit=LISTED_MAX, label=args.label)
+            workers = [one for one in engine.ledger.workers() if args.label in (None, one.label)]
+    _show_counts(_counts(orders, workers), as_json=args.json)
+    return 0
 
 
 def _counts(orders: Sequence[Status], workers: Sequence[Worker]) -> QueueCounts:
@@ -72,10 +71,10 @@ def _counts(orders: Sequence[Status], workers: Sequence[Worker]) -> QueueCounts:
     )
 
 
-def _show_counts(found: QueueCounts, *, as_json: bool) -> int:
+def _show_counts(found: QueueCounts, *, as_json: bool) -> None:
     if as_json:
         streams.write_record(found)
-        return 0
+        return
     oldest = {"waiting": found.oldest_waiting_ms, "running": found.oldest_running_ms}
     for state in STATES:
         age = oldest.get(state)
@@ -87,4 +86,3 @@ def _show_counts(found: QueueCounts, *, as_json: bool) -> int:
         beat = f"{worker.slots} slots  heartbeat {worker.age_ms / 1000:.1f} s ago"
         has = f"  runs {' '.join(order_id[:ID_CHARS] for order_id in worker.orders)}" if worker.orders else ""
         streams.write(streams.one_line(f"worker   {worker.id}  {worker.label}  {beat}{has}") + "\n")
-    return 0

@@ -12,7 +12,7 @@ from backplane.cli import order, streams
 from backplane.cli.command import Args, Parser, load_settings, wrong, wrong_words
 from backplane.runtime.faults import check_whole
 from backplane.runtime.place import quota_of
-from backplane.scale.commands.common import bring_home, do, find_queue, followed, open_queue
+from backplane.scale.commands.common import bring_home, find_queue, opened, wait_for
 from backplane.scale.orders import PackedTrees, make_job
 
 if TYPE_CHECKING:
@@ -70,21 +70,16 @@ def run(args: Args) -> int:
     trees = PackedTrees() if args.jsonl is not None else None
     given = _lines_of(args) if args.jsonl is not None else [None]
     jobs = [_job_of(args, each, settings, content, home, trees) for each in given]
-    engine = open_queue(place)  # Last, so that a wrong order is refused without waiting for the engine.
-
-    async def submit() -> int:
+    with opened(place) as engine:  # Last, so that a wrong order is refused without waiting for the engine.
         for _, job in jobs:
-            is_new = await engine.submit(job, priority=args.priority)
+            is_new = engine.submit(job, priority=args.priority)
             streams.write(f"{job.order.id}\n")
             if not is_new:
                 streams.complain(f"{job.order.id} was submitted before; the first order is kept\n")
         if not args.wait:
             return 0
         ((root, job),) = jobs
-        async with followed(engine, job.order.id):
-            return await bring_home(engine, job, content, home, root)
-
-    return do(submit, engine)
+        return bring_home(job, wait_for(engine, job.order.id), content, root)
 
 
 def _lines_of(args: Args) -> list[WorkOrder]:
@@ -109,11 +104,9 @@ def _job_of(
     built = order.build(args, dict(os.environ), streams.folder(), settings.policy, given)
     work = order.with_settings(built, abp)
     check_whole(work)
-    limits = settings.limits
-    quota = quota_of(limits)
     job = make_job(
-        work, content, home, quota, backend=args.backend, label=args.label, ignored=args.with_ignored,
-        asks=args.asks, trees=trees,
+        work, content, home, quota_of(settings.limits), backend=args.backend, label=args.label,
+        ignored=args.with_ignored, asks=args.asks, trees=trees,
     )  # fmt: skip
     order.say_without_effect(work)
     return work.workspace.root, job

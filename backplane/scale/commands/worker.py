@@ -15,15 +15,14 @@ from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, load_settings
 from backplane.contract import canonical
-from backplane.receipts.outcomes import failure_of
 from backplane.runtime.plane import ControlPlane
-from backplane.scale.commands.common import do, find_queue, open_queue, within
+from backplane.scale.commands.common import find_queue, opened, within
 from backplane.scale.runner import Runner
 
 if TYPE_CHECKING:
-    from backplane.runtime.plane import Run
+    from backplane.config import Settings
+    from backplane.scale.content import Contents
     from backplane.scale.durable import DurableEngine
-    from backplane.scale.engine import Attempt
 
 LEASE_S_MIN: Final = 1.0
 """Shortest lease in seconds; its ten heartbeats are ten transactions."""
@@ -56,27 +55,24 @@ def run(args: Args) -> int:
     place = find_queue(args)
     settings, content = load_settings(args), place.contents()
     given = {"lease_s": args.lease, "beat_s": args.lease and args.lease / 10, "poll_s": args.poll}
-    engine = open_queue(place, **{name: value for name, value in given.items() if value is not None})
+    with opened(place, **{name: value for name, value in given.items() if value is not None}) as engine:
+        engine.ledger.workers()  # First, or the lines of `_work` would appear without a database.
+        anyio.run(_work, engine, content, settings, args.slots, args.label)
+    return 0
+
+
+async def _work(engine: DurableEngine, content: Contents, settings: Settings, slots: int, label: str) -> None:
     from backplane.scale.worker import serve
 
-    async def work() -> int:
-        async with (
-            ControlPlane(settings, config.home(os.environ), dict(os.environ)) as plane,
-            anyio.create_task_group() as tasks,
-        ):
-            with anyio.CancelScope() as taking:
-                tasks.start_soon(_end_on_signal, taking)
-                await engine.workers()  # First, or the line below would appear without a database.
-                slots = streams.count(args.slots, "slot")
-                end = "on Ctrl-C or SIGTERM the worker takes no more orders, and stops when its orders have ended"
-                streams.note(f"taking orders with the label {args.label}, {slots}; {end}")
-                runner = Runner(plane, content, _tell_attempt, _tell_delay)
-                with _gauges(plane, engine, args.label):
-                    await serve(engine, runner, slots=args.slots, label=args.label, say=_log)
-            tasks.cancel_scope.cancel()
-        return 0
-
-    return do(work, engine)
+    plane = ControlPlane(settings, config.home(os.environ), dict(os.environ))
+    async with plane, anyio.create_task_group() as tasks:
+        with anyio.CancelScope() as taking:
+            tasks.start_soon(_end_on_signal, taking)
+            end = "on Ctrl-C or SIGTERM the worker takes no more orders, and stops when its orders have ended"
+            streams.note(f"taking orders with the label {label}, {streams.count(slots, 'slot')}; {end}")
+            with _gauges(plane, engine, label):
+                await serve(engine, Runner(plane, content, _log), slots=slots, label=label, say=_log)
+        tasks.cancel_scope.cancel()
 
 
 def _gauges(plane: ControlPlane, engine: DurableEngine, label: str) -> AbstractContextManager[None]:
@@ -86,19 +82,6 @@ def _gauges(plane: ControlPlane, engine: DurableEngine, label: str) -> AbstractC
     from backplane.telemetry.export import sending_queue
 
     return sending_queue(engine.depths, label)
-
-
-def _tell_attempt(attempt: Attempt, run: Run | None) -> None:
-    """Log to stderr that an attempt begins, or how its run ended, without texts of the run."""
-    if run is None:
-        _log(f"{attempt.order_id}  begins, attempt {attempt.number}: run {attempt.id}")
-        return
-    code = f" ({failure.code})" if (failure := failure_of(run.stored)) is not None else ""
-    _log(f"{attempt.order_id}  {run.stored.outcome}{code}")
-
-
-def _tell_delay(attempt: Attempt, why: str) -> None:
-    _log(f"{attempt.order_id}  {why}")
 
 
 def _log(text: str) -> None:

@@ -19,19 +19,19 @@ from backplane.errors import BackplaneError, ConfigError
 from backplane.receipts.memory import find
 from backplane.receipts.store import Store
 from backplane.runtime.plane import ControlPlane
-from backplane.scale.content import Contents, open_contents
-from backplane.scale.engine import Attempt, Budget, Control, Emit, Event, Job, LabelLimits, OrderResult
-from backplane.scale.orders import bring, make_job
+from backplane.scale.content import Contents
+from backplane.scale.engine import Attempt, Control, Emit, Job, OrderResult, QueueLimits, Share
+from backplane.scale.orders import keep, make_job
 from backplane.scale.runner import Runner
 from backplane.workspace import Quota
 
 pytest.importorskip("dbos")
 from backplane.scale import durable
 from backplane.scale.durable import DurableEngine, answers_of, notes_of
-from backplane.scale.ledger import Ledger, Share
+from backplane.scale.ledger import Ledger
 from backplane.scale.worker import serve
 from tests.all.scale.test_queue_faults import BINARIES, postgres
-from tests.queues import check_events, followed, needs_queue
+from tests.queues import check_events, events_of, needs_queue, result_of
 
 RESULT_S_MAX = 100
 WAIT_S_MAX = 30.0
@@ -68,8 +68,8 @@ class Runs:
         self.most = self._now = 0
 
     async def __call__(self, job: Job, attempt: Attempt, emit: Emit, control: Control) -> OrderResult:
-        if attempt.over_budget is not None:
-            self.denied.append(attempt.over_budget)
+        if attempt.share.denied is not None:
+            self.denied.append(attempt.share.denied)
             return OrderResult(attempt.all, "denied", cost_usd_micros=0)
         self.begun.append((job.order.task, time.monotonic()))
         self._now += 1
@@ -86,14 +86,14 @@ async def play(engine: DurableEngine, runs: Runs, jobs: Sequence[Job], slots: in
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: serve(engine, runs, slots=slots))
         for job in jobs:
-            await engine.result(job.order.id, timeout_s=RESULT_S_MAX)
+            await result_of(engine, job.order.id, RESULT_S_MAX)
         tasks.cancel_scope.cancel()
 
 
 async def submitted(engine: DurableEngine, count: int, usd: float | None = None) -> Sequence[Job]:
     jobs = [Job(WorkOrder(str(number), config=RuntimeConfig(max_budget_usd=usd)), "rerun") for number in range(count)]
     for job in jobs:
-        assert await engine.submit(job)
+        assert engine.submit(job)
     return jobs
 
 
@@ -105,17 +105,17 @@ async def _echo(job: Job, attempt: Attempt, emit: Emit, control: Control) -> Ord
 def test_an_order_submitted_twice_is_run_once(engine: DurableEngine) -> None:
     async def main() -> None:
         job = Job(WorkOrder("a task"), "rerun")
-        assert [await engine.submit(job), await engine.submit(job)] == [True, False]
+        assert [engine.submit(job), engine.submit(job)] == [True, False]
         with pytest.raises(BackplaneError, match="another order has the id"):
-            await engine.submit(Job(WorkOrder("another", id=job.order.id), "rerun"))
+            engine.submit(Job(WorkOrder("another", id=job.order.id), "rerun"))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: serve(engine, _echo, slots=2))
-            result = await engine.result(job.order.id, timeout_s=RESULT_S_MAX)
-            events = await followed(engine, job.order.id)
+            result = await result_of(engine, job.order.id, RESULT_S_MAX)
+            events = events_of(engine, job.order.id)
             tasks.cancel_scope.cancel()
         assert result.receipt == "a task"
         check_events(events, result.attempts[-1])
-        assert [event async for event in engine.events(job.order.id, after=events[0].cursor)] == events[1:]
+        assert [event.seq for event in events] == [1, 2]
 
     anyio.run(main)
 
@@ -133,12 +133,12 @@ def test_a_worker_runs_as_many_orders_at_once_as_it_has_slots(engine: DurableEng
 def test_the_concurrency_of_a_label_holds_over_the_slots(engine: DurableEngine) -> None:
     runs = Runs(2)
 
-    async def main() -> LabelLimits:
-        await engine.set_limits("default", LabelLimits(concurrency=2))
+    async def main() -> QueueLimits:
+        engine.set_limits(QueueLimits(label="default", concurrency=2))
         await play(engine, runs, await submitted(engine, 5), 4)
-        return await engine.limits("default")
+        return engine.limits("default")
 
-    assert anyio.run(main) == LabelLimits(concurrency=2)
+    assert anyio.run(main) == QueueLimits(label="default", concurrency=2)
     assert runs.most == 2
 
 
@@ -146,7 +146,7 @@ def test_the_rate_of_a_label_is_held(engine: DurableEngine) -> None:
     runs = Runs()
 
     async def main() -> None:
-        await engine.set_limits("default", LabelLimits(rate=(2, 1000)))
+        engine.set_limits(QueueLimits(label="default", rate_orders=2, rate_ms=1000))
         await play(engine, runs, await submitted(engine, 5), 4)
 
     anyio.run(main)
@@ -161,7 +161,7 @@ def test_a_lower_priority_goes_first(engine: DurableEngine) -> None:
     async def main() -> None:
         jobs = [Job(WorkOrder(str(priority)), "rerun") for priority in (9, 3, 7, 1, 5)]
         for job in jobs:
-            await engine.submit(job, priority=int(job.order.task))
+            engine.submit(job, priority=int(job.order.task))
         await play(engine, runs, jobs, 1)
 
     anyio.run(main)
@@ -172,12 +172,12 @@ def test_the_budget_of_the_queue_is_reserved_settled_and_held(engine: DurableEng
     runs = Runs(cost_usd_micros=300_000)
 
     async def main() -> None:
-        await engine.set_budget(1_000_000)
+        engine.ledger.set_budget(1_000_000)
         await play(engine, runs, await submitted(engine, 5, 0.4), 1)
-        assert (await engine.budget()).spent_usd_micros == 900_000
-        assert await engine.prune(0) == 5
-        assert (await engine.budget()).spent_usd_micros == 900_000
-        assert not await engine.list()
+        assert engine.ledger.budget() == (1_000_000, 900_000)
+        assert engine.prune(0) == 5
+        assert engine.ledger.budget() == (1_000_000, 900_000)
+        assert not engine.list()
 
     anyio.run(main)
     assert len(runs.begun) == 3
@@ -187,12 +187,12 @@ def test_the_budget_of_the_queue_is_reserved_settled_and_held(engine: DurableEng
 @pytest.mark.parametrize("limit", [None, 300_000])
 def test_an_order_that_was_cancelled_before_it_began_keeps_no_share(engine: DurableEngine, limit: int | None) -> None:
     async def main() -> None:
-        await engine.set_budget(limit)
+        engine.ledger.set_budget(limit)
         jobs = await submitted(engine, 3, 0.4)
         for job in jobs:
-            await engine.cancel(job.order.id)
+            engine.cancel(job.order.id)
         await play(engine, Runs(cost_usd_micros=0), jobs, 1)
-        assert (await engine.budget()).spent_usd_micros == 0
+        assert engine.ledger.budget() == (limit, 0)
 
     anyio.run(main)
 
@@ -200,8 +200,7 @@ def test_an_order_that_was_cancelled_before_it_began_keeps_no_share(engine: Dura
 def test_without_a_limit_what_orders_cost_is_counted_all_the_same(engine: DurableEngine) -> None:
     async def main() -> None:
         await play(engine, Runs(cost_usd_micros=7), await submitted(engine, 2), 2)
-        budget = await engine.budget()
-        assert (budget.limit_usd_micros, budget.spent_usd_micros) == (None, 14)
+        assert engine.ledger.budget() == (None, 14)
 
     anyio.run(main)
 
@@ -221,20 +220,17 @@ async def a_worker(engine: DurableEngine, home: Path, content: Contents) -> Asyn
 def test_an_order_with_contents_at_a_url_comes_back_with_its_events_and_patch(
     engine: DurableEngine, tmp_path: Path
 ) -> None:
-    home, root, content = tmp_path / "home", tmp_path / "root", open_contents(f"local://{tmp_path}/content")
+    home, root, content = tmp_path / "home", tmp_path / "root", Contents(f"local://{tmp_path}/content")
     root.mkdir()
     order = WorkOrder("echo x > new", workspace=WorkspaceSpec(root=str(root)))
     job = make_job(order, content, home, Quota(bytes_max=1 << 20, files_max=10), backend="shell")
-    seen: list[str] = []
-
-    async def each(event: Event) -> None:
-        seen.append(event.attempt)
 
     async def main() -> None:
-        await engine.submit(job)
+        engine.submit(job)
         async with a_worker(engine, tmp_path / "worker", content):
-            with anyio.fail_after(RESULT_S_MAX):
-                row, _ = await bring(engine, job, content, home, each, root=str(root))
+            result = await result_of(engine, job.order.id)
+        row = keep(home, job, result, content, str(root))
+        seen = [event.attempt for event in events_of(engine, job.order.id)]
         with Store.open(home) as store:
             run = find(store, "last")
             assert (run.state, run.task, run.backend, run.queued) == ("ended", order.task, "shell", order.id)
@@ -273,7 +269,7 @@ def test_the_ledger_reserves_shares_of_the_budget_for_live_workers(url: str) -> 
     denied = ledger.begin("w", 800_000)
     assert denied is not None
     assert {"$0.800000", "$0.700000"} <= set(re.split("[ ,]", str(denied.denied)))
-    assert ledger.budget() == Budget(1_000_000, 300_000)
+    assert ledger.budget() == (1_000_000, 300_000)
     assert ledger.beat("w")
     assert not ledger.beat("unknown")
     ledger.close()
@@ -283,17 +279,17 @@ def test_the_ledger_reserves_shares_of_the_budget_for_live_workers(url: str) -> 
 async def test_a_lost_attempt_a_cancel_and_an_answer_are_notes_of_the_order(url: str) -> None:
     engine = DurableEngine(url, lease_s=0.0)
     job = Job(WorkOrder("t"), "rerun")
-    await engine.submit(job)
+    engine.submit(job)
     id = job.order.id
-    assert await engine.cancel(id, "why")
-    assert await engine.cancel(id, "another reason")
-    assert await engine.answer(id, "a", "ask-1", Decision("allow"))
-    assert not await engine.answer(id, "a", "ask-1", Decision("deny"))
+    assert engine.cancel(id, "why")
+    assert engine.cancel(id, "another reason")
+    assert engine.answer(id, "a", "ask-1", Decision("allow"))
+    assert not engine.answer(id, "a", "ask-1", Decision("deny"))
     row = engine.row(id)
     assert (notes_of(row).cancelled, list(answers_of(row, "a"))) == ("why", ["ask-1"])
     assert not answers_of(row, "b")
     engine.defer(id, "default")
-    assert [one.state for one in await engine.list(label="default")] == ["waiting"]
+    assert [one.state for one in engine.list(label="default")] == ["waiting"]
     engine.enqueue_again(id, "default")
     assert engine.row(id).queue_name == "backplane.default"
     engine.close()

@@ -24,7 +24,7 @@ import backplane
 from backplane.cli import main
 from backplane.errors import BackplaneError
 from backplane.receipts.store import Store
-from backplane.scale.content import UrlContents, open_contents
+from backplane.scale.content import Contents
 from backplane.scale.engine import OrderResult
 from backplane.scale.orders import PackedTrees, keep
 
@@ -33,10 +33,11 @@ from tests.queues import (
     Queue,
     a_queue,
     check_events,
-    followed,
+    events_of,
     here_cli,
     mock_worker,
     needs_queue,
+    result_of,
     until,
 )
 from tests.runs import HELLO, PRELUDE
@@ -51,13 +52,13 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 def test_contents_travel_by_a_url_bounded_and_checked(tmp_path: Path) -> None:
     import fsspec
 
-    store, url = open_contents("memory://contents/here"), "memory://contents/here"
+    store, url = Contents("memory://contents/here"), "memory://contents/here"
     name = store.put(iter((b"as it", b" was")))
     files = fsspec.filesystem("memory")
     assert files.cat(f"/contents/here/{name}") == b"as it was"
     store.fetch(name, tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == b"as it was"
-    small = UrlContents(url, 3)
+    small = Contents(url, 3)
     with pytest.raises(BackplaneError, match="more than 3 bytes"):
         small.fetch(name, tmp_path / "small")
     with pytest.raises(BackplaneError, match="more than 3 bytes"):
@@ -84,7 +85,7 @@ async def test_a_program_submits_follows_cancels_and_gets_its_receipt(queue: Que
     root.mkdir()
     (root / "calc.py").write_text("a - b\n")
     settings = backplane.Settings(isolation="off")
-    opened = backplane.Queue(queue.url, content=queue.content.folder, home=queue.home, settings=settings)
+    opened = backplane.Queue(queue.url, content=queue.content.place, home=queue.home, settings=settings)
     async with opened as orders:
         first = await orders.submit("sed -i s/-/+/ calc.py", backend="shell", root=root)
         second = await orders.submit("sleep 60", backend="shell", root=root)
@@ -209,15 +210,15 @@ def test_a_worker_gives_the_secrets_that_it_has_and_logs_what_it_takes_and_how_i
     async def main() -> tuple[OrderResult, OrderResult]:
         absent, given = queue.job("true", secrets=["ABSENT"]), queue.job('test "$KEY" = abcdefgh', secrets=["KEY"])
         for job in (absent, given):
-            await queue.engine.submit(job)
-        results = [await queue.engine.result(job.order.id, timeout_s=100) for job in (absent, given)]
+            queue.engine.submit(job)
+        results = [await result_of(queue.engine, job.order.id, 100) for job in (absent, given)]
         return results[0], results[1]
 
     worker = queue.worker(KEY="abcdefgh")
     missing, given = anyio.run(main)
     assert "this worker does not have it" in str(missing.receipt)
     assert '"outcome":"complete"' in str(given.receipt)
-    until(lambda: all(anyio.run(queue.engine.status, one).state == "done" for one in (good, bad)))
+    until(lambda: all(queue.engine.status(one).state == "done" for one in (good, bad)))
     worker.terminate()
     assert worker.wait(30) == 0
     lines = (queue.folder / "worker0.log").read_text().splitlines()
@@ -265,20 +266,20 @@ def test_orders_of_a_killed_worker_fail_or_run_again_and_spend_their_budget_once
         spends = [replace(queue.job(task, on_lost_worker="rerun", budget_tokens=100), backend="uses") for task in tasks]
         lost = queue.job("for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 0.25; done; sleep 60", on_lost_worker="fail")
         for job in (lost, *spends):
-            await queue.engine.submit(job)
+            queue.engine.submit(job)
         worker = queue.worker("--slots", "3", "--config", str(config))
         with anyio.fail_after(100):
             for job in (lost, *spends):
-                while not await queue.engine.past_events(job.order.id):
+                while not events_of(queue.engine, job.order.id):
                     await anyio.sleep(0.1)
         worker.kill()
         queue.worker("--slots", "3", "--config", str(config))
         for job, found in zip(spends, ("may use 70", "policy_denied"), strict=True):
-            assert found in str((await queue.engine.result(job.order.id, timeout_s=100)).receipt)
-        result = await queue.engine.result(lost.order.id, timeout_s=100)
+            assert found in str((await result_of(queue.engine, job.order.id, 100)).receipt)
+        result = await result_of(queue.engine, lost.order.id, 100)
         assert len(result.attempts) == 2
+        row = await anyio.to_thread.run_sync(keep, queue.home, lost, result, queue.content)
         with Store.open(queue.home) as store:
-            row = await anyio.to_thread.run_sync(keep, store, lost, result, queue.content)
             receipt = store.load(row.run_id)
         assert receipt.backplane["queue"]["lost"] == [result.attempts[0]]
         assert receipt.outcome == "failed"
@@ -311,24 +312,24 @@ def test_an_order_that_waits_for_a_limit_takes_no_slot_and_begins_again(queue: Q
 
     async def deferred() -> None:
         for job in (limited, cancelled, other):
-            await queue.engine.submit(job)
-        await queue.engine.result(other.order.id, timeout_s=100)  # The only slot is free.
+            queue.engine.submit(job)
+        await result_of(queue.engine, other.order.id, 100)  # The only slot is free.
         for job in (limited, cancelled):
-            status = await queue.engine.status(job.order.id)
+            status = queue.engine.status(job.order.id)
             assert (status.state, status.label, len(status.attempts)) == ("waiting", "default", 1)
             assert 300_000 < (status.limited_ms or 0) <= 400_000
 
     async def resumed() -> None:
-        await queue.engine.cancel(cancelled.order.id, "not needed")
-        result = await queue.engine.result(cancelled.order.id, timeout_s=100)
+        queue.engine.cancel(cancelled.order.id, "not needed")
+        result = await result_of(queue.engine, cancelled.order.id, 100)
         assert '"cancel_reason":"not needed"' in str(result.receipt)
         # Another worker takes a deferred order over, and knows its time.
         worker.kill()
         queue.engine.note(limited.order.id, not_before_ms=queue.engine.ledger.now_ms() + 10_000)
         queue.worker("--config", str(config))
-        result = await queue.engine.result(limited.order.id, timeout_s=100)
+        result = await result_of(queue.engine, limited.order.id, 100)
         assert (result.outcome, len(result.attempts)) == ("complete", 2)
-        check_events(await followed(queue.engine, limited.order.id), result.attempts[-1])
+        check_events(events_of(queue.engine, limited.order.id), result.attempts[-1])
         assert '"lost":[]' in str(result.receipt)
 
     worker = queue.worker("--config", str(config))
@@ -343,16 +344,16 @@ def test_a_stopped_worker_and_its_children_are_killed_before_others_take_over(qu
 
     async def main() -> None:
         job = queue.job(line, on_lost_worker="rerun", isolation="off")
-        await queue.engine.submit(job)
+        queue.engine.submit(job)
         # The marks lie outside of the workspace, where a contained host could not write.
         worker = queue.worker(BACKPLANE_ISOLATION="off")
         await anyio.to_thread.run_sync(until, marks.exists)
         worker.send_signal(signal.SIGSTOP)
         queue.worker(BACKPLANE_ISOLATION="off")
-        result = await queue.engine.result(job.order.id, timeout_s=100)
+        result = await result_of(queue.engine, job.order.id, 100)
         assert worker.wait(5) == -signal.SIGKILL
         assert len(result.attempts) == 2
-        check_events(await followed(queue.engine, job.order.id), result.attempts[-1])
+        check_events(events_of(queue.engine, job.order.id), result.attempts[-1])
 
     anyio.run(main)
     lines = [row.split() for row in marks.read_text().splitlines()]
@@ -367,16 +368,16 @@ def test_a_stopped_worker_and_its_children_are_killed_before_others_take_over(qu
 def test_a_cancelled_order_has_a_cancelled_receipt(queue: Queue) -> None:
     async def main() -> None:
         running, waiting = queue.job("sleep 60"), queue.job("sleep 60")
-        await queue.engine.submit(running)
+        queue.engine.submit(running)
         queue.worker()
         with anyio.fail_after(100):
-            while (await queue.engine.status(running.order.id)).state != "running":
+            while (queue.engine.status(running.order.id)).state != "running":
                 await anyio.sleep(0.1)
-        await queue.engine.submit(waiting)
+        queue.engine.submit(waiting)
         for job in (waiting, running):
-            await queue.engine.cancel(job.order.id, "not needed")
+            queue.engine.cancel(job.order.id, "not needed")
         for job in (running, waiting):
-            result = await queue.engine.result(job.order.id, timeout_s=100)
+            result = await result_of(queue.engine, job.order.id, 100)
             assert '"cancel_reason":"not needed"' in str(result.receipt)
 
     anyio.run(main)
@@ -391,7 +392,7 @@ def test_a_pickled_row_is_never_read(queue: Queue) -> None:
 
     async def main() -> None:
         planted, other = queue.job("true"), queue.job("true")
-        await queue.engine.submit(planted)
+        queue.engine.submit(planted)
         row = base64.b64encode(pickle.dumps(Evil())).decode()
         with closing(sqlite3.connect(queue.folder / "queue.sqlite")) as connection, connection:
             tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
@@ -401,9 +402,9 @@ def test_a_pickled_row_is_never_read(queue: Queue) -> None:
                     connection.execute(f"UPDATE {table} SET {column} = ?", (row,))
                 if "serialization" in columns:
                     connection.execute(f"UPDATE {table} SET serialization = 'py_pickle'")
-        await queue.engine.submit(other)
+        queue.engine.submit(other)
         queue.worker("--slots", "2")
-        result = await queue.engine.result(other.order.id, timeout_s=100)
+        result = await result_of(queue.engine, other.order.id, 100)
         assert '"outcome":"complete"' in str(result.receipt)
 
     anyio.run(main)
@@ -414,7 +415,7 @@ def test_an_answer_or_a_cancel_without_an_object_is_refused(queue: Queue) -> Non
     mock_worker(queue, "acts")
     scenario = ("--param", 'mock.scenario=[{"ask":{"question":"which colour?"}}]')
     order_id = queue.cli("queue", "submit", "t", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
-    until(lambda: "which colour?" in str(anyio.run(queue.engine.past_events, order_id)))
+    until(lambda: "which colour?" in str(events_of(queue.engine, order_id)))
 
     def refused(*words: str) -> str:
         done = queue.cli("queue", *words)
@@ -425,7 +426,7 @@ def test_an_answer_or_a_cancel_without_an_object_is_refused(queue: Queue) -> Non
     refused("answer", order_id, ask, "allow")  # It wants words.
     assert f"backplane queue answer {order_id} {ask} allow" in queue.cli("queue", "show", order_id).stdout
     assert queue.cli("queue", "answer", order_id, ask, "allow", "--text", "green").returncode == 0
-    until(lambda: anyio.run(queue.engine.status, order_id).state == "done")
+    until(lambda: queue.engine.status(order_id).state == "done")
     refused("answer", order_id, ask, "deny")
     refused("cancel", order_id)
 
@@ -449,7 +450,7 @@ def test_submit_refuses_what_no_run_would_begin_with(queue: Queue) -> None:
 def test_a_second_signal_ends_a_worker_with_that_signals_code(queue: Queue) -> None:
     order_id = queue.cli("queue", "submit", "sleep 60", "--root", ".", "-b", "shell").stdout.strip()
     worker = queue.worker()
-    until(lambda: anyio.run(queue.engine.status, order_id).state == "running")
+    until(lambda: queue.engine.status(order_id).state == "running")
     worker.terminate()
     until(lambda: b"taking no more orders" in (queue.folder / "worker0.log").read_bytes())
     worker.terminate()
@@ -464,22 +465,12 @@ def test_an_order_that_ended_before_its_host_began_is_a_run_with_its_task(queue:
     queue.worker()
     ends = {cancelled: (1, "", "shell"), refused: (4, "capability_unsupported", "sidecar:none")}
     for order_id, (code, error, backend) in ends.items():
-        until(lambda order_id=order_id: anyio.run(queue.engine.status, order_id).state == "done")
+        until(lambda order_id=order_id: queue.engine.status(order_id).state == "done")
         shown = queue.cli("queue", "show", order_id)
         assert (shown.returncode, shown.stderr.partition(":")[0]) == (code, error), "as `run` would end"
         run = json.loads(here_cli(queue, "show", order_id, "--json").stdout)
         assert (run["task"], run["root"], run["queued"]) == ("paint it", None, order_id)
         assert run["backend"] == backend, run
-
-
-def test_a_worker_of_the_same_state_folder_takes_answers_at_the_door(queue: Queue) -> None:
-    mock_worker(queue, "acts", BACKPLANE_HOME=str(queue.home))
-    scenario = ("--param", 'mock.scenario=[{"ask":{"question":"which colour?"}}]')
-    order_id = queue.cli("queue", "submit", "paint it", "-b", "acts", "--root", ".", *scenario, "--asks").stdout.strip()
-    until(lambda: "which colour?" in str(anyio.run(queue.engine.past_events, order_id)))
-    ask = here_cli(queue, "answer", "last", "nosuch", "allow").stderr.split()[-1]
-    assert here_cli(queue, "answer", "last", ask, "allow", "--text", "green").stdout == "allow: asks: which colour?\n"
-    until(lambda: anyio.run(queue.engine.status, order_id).state == "done")
 
 
 def test_many_orders_are_submitted_at_once(here: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -530,7 +521,7 @@ def test_who_follows_an_order_hears_what_it_waits_for_and_how_it_goes_on(queue: 
 def test_an_order_whose_worker_is_dead_says_so(queue: Queue) -> None:
     worker = queue.worker()
     order_id = queue.cli("queue", "submit", "sleep 60", "-b", "shell", "--root", ".").stdout.strip()
-    until(lambda: anyio.run(queue.engine.status, order_id).state == "running")
+    until(lambda: queue.engine.status(order_id).state == "running")
     worker.kill()
     worker.wait(10)
     with closing(sqlite3.connect(queue.folder / "queue.sqlite")) as connection, connection:

@@ -32,7 +32,7 @@ from backplane.receipts.store import Store
 from backplane.scale.durable import notes_of
 from backplane.scale.engine import LOST_MAX, Job, OrderResult
 from backplane.scale.orders import keep
-from tests.queues import Queue, a_queue, check_events, until
+from tests.queues import Queue, a_queue, check_events, events_of, result_of, until
 
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
 LONG = os.environ.get("BACKPLANE_FAULTS") == "long"
@@ -167,7 +167,7 @@ class _Round:
     async def play(self) -> None:
         queue, jobs = self.queue, self.jobs
         for job in jobs:
-            assert await queue.engine.submit(job)
+            assert queue.engine.submit(job)
         await self._cancel(jobs[-1])  # Nobody has taken it yet.
         for _ in range(self.count):
             self.alive.append(self._worker())
@@ -194,7 +194,7 @@ class _Round:
         woken_at = time.monotonic() + 3 * LEASE_S
         ends = time.monotonic() + KILLS_S
         for job in jobs[:2]:
-            assert not await queue.engine.submit(job)
+            assert not queue.engine.submit(job)
         while time.monotonic() < ends:
             await self._kill()
             await anyio.sleep(KILL_EVERY_S)
@@ -214,18 +214,18 @@ class _Round:
         assert await anyio.to_thread.run_sync(stopped.wait, 2 * LEASE_S) == -signal.SIGKILL
 
     async def _submit_again(self, job: Job) -> None:
-        assert not await self.queue.engine.submit(job)
+        assert not await anyio.to_thread.run_sync(self.queue.engine.submit, job)
 
     async def _cancel(self, job: Job) -> None:
         self.cancelled.add(job.order.id)
-        await self.queue.engine.cancel(job.order.id, "not needed")
+        await anyio.to_thread.run_sync(self.queue.engine.cancel, job.order.id, "not needed")
 
     def _worker(self) -> subprocess.Popen[bytes]:
         return self.queue.worker("--slots", str(-(-ORDERS // self.count)), BACKPLANE_ISOLATION="off")
 
     async def _victim(self) -> int:
         """The place of a worker, of one that runs orders where there is one."""
-        names = [str(status.worker) for status in await self.queue.engine.list(state="running")]
+        names = [str(status.worker) for status in self.queue.engine.list(state="running")]
         busy = [place for place, worker in enumerate(self.alive) if any(f"-{worker.pid}-" in name for name in names)]
         return self.chance.choice(busy or range(self.count))
 
@@ -244,7 +244,7 @@ class _Round:
 
     async def _watch(self, place: int, job: Job) -> None:
         """Wait for an order's end; its children are gone soon after."""
-        result = await self.queue.engine.result(job.order.id, timeout_s=ROUND_S_MAX)
+        result = await result_of(self.queue.engine, job.order.id, ROUND_S_MAX)
         now = time.monotonic()
         if self.faulted_at:
             self.longest_s = max(self.longest_s, now - self.faulted_at)
@@ -259,19 +259,20 @@ class _Round:
         run_s = max(RUN_S, *(_longest_s(path) for path in self.marks.iterdir()))
         assert self.longest_s <= 1.25 * LEASE_S + 2 * run_s + BEGIN_S_MAX, run_s
         for state in ("running", "waiting", "broken"):
-            assert not await queue.engine.list(state=state)
-        assert {job.order.id for job in self.jobs} == {status.order_id for status in await queue.engine.list()}
+            assert not queue.engine.list(state=state)
+        assert {job.order.id for job in self.jobs} == {status.order_id for status in queue.engine.list()}
+        for place, job in enumerate(self.jobs):
+            await self._check_order(place, job)
         with Store.open(queue.home) as store:
-            for place, job in enumerate(self.jobs):
-                await self._check_order(store, place, job)
             assert len(store.list(2 * ORDERS)) == ORDERS
             assert not store.verify_all().findings
 
-    async def _check_order(self, store: Store, place: int, job: Job) -> None:
+    async def _check_order(self, place: int, job: Job) -> None:
         result = self.ended[job.order.id]
-        row = await anyio.to_thread.run_sync(keep, store, job, result, self.queue.content)
-        receipt = store.load(row.run_id)
-        events = [event async for event in self.queue.engine.events(job.order.id)]
+        row = await anyio.to_thread.run_sync(keep, self.queue.home, job, result, self.queue.content)
+        with Store.open(self.queue.home) as store:
+            receipt = store.load(row.run_id)
+        events = events_of(self.queue.engine, job.order.id)
         assert len([event for event in events if event.attempt == row.run_id]) == row.trace_count
         if row.trace_count:
             check_events(events, result.attempts[-1])
