@@ -56,8 +56,7 @@ def test_the_help_of_an_option_is_a_phrase_without_a_bare_default() -> None:
 
 ALONE = [
     ("serve", "--label", "x"), ("serve", "--label", "default"), ("serve", "--priority", "1"),
-    ("serve", "--content", "x"), ("queue", "events", "x", "--content", "x"),
-    ("receipts", "verify", "--config", "x"),
+    ("serve", "--content", "x"), ("receipts", "verify", "--config", "x"),
 ]  # fmt: skip
 
 
