@@ -254,7 +254,7 @@ def test_thinking_is_a_node_and_no_text() -> None:
     assert "".join(line["text"] for line in lines) == ""
 
 
-@pytest.mark.parametrize(("sent", "shown"), [("[1]", [{"input": [1]}]), ("[1", [])])
+@pytest.mark.parametrize(("sent", "shown"), [("[1]", [{"arguments": [1]}]), ("[1", [])])
 def test_arguments_that_are_no_object_are_put_into_one_and_cut_ones_are_no_call(sent: str, shown: list[Any]) -> None:
     stream = augment.ChunkStream("openai")
     lines: list[Any] = [line for chunk in chat(called("f", sent)) for line in stream.feed(chunk)]

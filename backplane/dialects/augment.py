@@ -8,36 +8,50 @@ those of the public extension, read November 2026.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.dialects import LossPolicy, StreamTranslation, check_losses, dialect, ir
-from backplane.dialects.common import LossLedger, escape, json_text, members_of, parse_json, read_arguments
-from backplane.dialects.limits import CUT_CALL
+from backplane.dialects.common import (
+    LossLedger,
+    arguments_text,
+    escape,
+    ext_of,
+    json_text,
+    members_of,
+    parse_json,
+    read_arguments,
+    snake,
+    spelled_at,
+)
+from backplane.dialects.limits import CUT_CALL, ServerLimits, sayable
 from backplane.dialects.outcome import has_cut_call
 from backplane.dialects.pairing import paired
 from backplane.dialects.streams import BlockWriter, Key
 from backplane.errors import TranslationError
 
 NAME: Final = "augment"
+LIMITS: Final = ServerLimits(takes_refusals=False, takes_objects=True)
 
-TEXT, TOOL_RESULT, IMAGE, IMAGE_ID, IDE_STATE, EDIT_EVENTS, CHECKPOINT_REF, CHANGE_PERSONALITY = range(8)
-FILE, FILE_ID, HISTORY_SUMMARY = 8, 9, 10
-"""Types of the nodes of a request."""
+TEXT, TOOL_RESULT, IMAGE, FILE, HISTORY_SUMMARY = 0, 1, 2, 8, 10
+"""Types of the nodes of a request that are read one by one."""
+LABELS: Final[dict[int, tuple[str, str]]] = {
+    3: ("image_id_node", "image kept by the client"), 4: ("ide_state_node", "state of the editor"),
+    5: ("edit_events_node", "edits since the last message"), 6: ("checkpoint_ref_node", "checkpoint"),
+    7: ("change_personality_node", "change of personality"), 9: ("file_id_node", "file kept by the client"),
+}  # fmt: skip
+"""Types of the nodes that become text → the member with the body, and the words before it."""
 
 RAW_RESPONSE, MAIN_TEXT_FINISHED, TOOL_USE, TOOL_USE_START, THINKING, TOKEN_USAGE = 0, 2, 5, 7, 8, 10
 """Types of the nodes of an answer that we read or write."""
 
-IMAGE_TYPES: Final[dict[int, str]] = {1: "image/png", 2: "image/jpeg", 3: "image/gif", 4: "image/webp"}
-IMAGE_HEADS: Final[dict[str, str]] = {
-    "iVBORw0KGgo": "image/png",
-    "/9j/": "image/jpeg",
-    "R0lGOD": "image/gif",
-    "UklGR": "image/webp",
-}
+IMAGE_TYPES: Final = {1: "image/png", 2: "image/jpeg", 3: "image/gif", 4: "image/webp"}
+IMAGE_HEADS: Final = {
+    "iVBORw0KGgo": "image/png", "/9j/": "image/jpeg", "R0lGOD": "image/gif", "UklGR": "image/webp",
+}  # fmt: skip
 """How the base64 of each begins, for nodes that do not say their format."""
 
 PLACEHOLDER_CHARS_MAX: Final = 16
@@ -46,19 +60,22 @@ PLACEHOLDER_CHARS_MAX: Final = 16
 REQUEST_NODES: Final = ("request_nodes", "structured_request_nodes", "nodes")
 RESPONSE_NODES: Final = ("response_nodes", "structured_output_nodes")
 
-PERSONAS: Final[dict[int, str]] = {1: "PROTOTYPER", 2: "BRAINSTORM", 3: "REVIEWER"}
+PERSONAS: Final = {1: "PROTOTYPER", 2: "BRAINSTORM", 3: "REVIEWER"}
 """By `persona_type`; 0 is none."""
 
 AGENT: Final = "Work as a coding agent: use the tools you are given until the task is done."
 """Said when the mode is AGENT."""
 
-CODE: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
-    (("prefix",), "Code before the selection:"),
-    (("selected_code", "selected_text", "selected_code_snippet"), "Selected code:"),
-    (("suffix",), "Code after the selection:"),
-    (("diff",), "Diff:"),
-)
+CODE: Final = {
+    ("prefix",): "Code before the selection:",
+    ("selected_code", "selected_text", "selected_code_snippet"): "Selected code:",
+    ("suffix",): "Code after the selection:",
+    ("diff",): "Diff:",
+}
 """Members that show code, and the words before it."""
+
+NOTHING: Final[tuple[Json, ...]] = (None, "", [], {})
+"""What a member says that an editor does not use."""
 
 K = TypeVar("K")
 
@@ -69,45 +86,34 @@ def is_said(text: str) -> bool:
     return bool(bare) and not (len(bare) <= PLACEHOLDER_CHARS_MAX and not bare.strip("-"))
 
 
-def camel(name: str) -> str:
-    """Spell a member's name in camelCase."""
-    first, *others = name.split("_")
-    return first + "".join(word.capitalize() for word in others)
-
-
-NOTHING: Final[tuple[Json, ...]] = (None, "", [], {})
-"""What a member says that an editor does not use."""
-
-
 def as_number(value: Json) -> int | None:
     """Return an integer, also one written as text; None for anything else."""
     return int(value) if type(value) is int or (type(value) is str and value.isdecimal()) else None
 
 
 class Members:
-    """An object whose members are taken under any of their names, in two spellings; what is not taken remains.
+    """An object whose members are taken under any of their names, in snake_case; what is not taken remains.
 
     Args:
-        value: the object.
-        at: JSON pointer to it.
+        value: the object, in snake_case or camelCase.
+        at: JSON pointer to it, in snake_case.
 
     Raises:
         TranslationError: `dialect_mapping_failed`, it is no object.
     """
 
     def __init__(self, value: Json, at: str, ledger: LossLedger) -> None:
-        self.at = at
-        self.ledger = ledger
-        self.left = members_of(value, at)
+        self.at, self.ledger = at, ledger
+        self.left: dict[str, Any] = {}
+        for name, inner in members_of(value, at).items():
+            spelled = snake(name)
+            self.left[name if self.left.get(spelled, inner) != inner else spelled] = inner
 
     def each(self, kind: type[K], *names: str) -> Iterator[tuple[str, K]]:
         """Take every member of this type under these names, with its pointer; null and empty ones are nothing."""
-        for spelled in dict.fromkeys(word for name in names for word in (name, camel(name))):
-            value = self.left.get(spelled)
-            if type(value) is kind:
-                del self.left[spelled]
-                if value not in NOTHING:
-                    yield f"{self.at}/{escape(spelled)}", value
+        for name in names:
+            if type(self.left.get(name)) is kind and (value := self.left.pop(name)) not in NOTHING:
+                yield f"{self.at}/{escape(name)}", value
 
     def take(self, kind: type[K], *names: str) -> K | None:
         """Take the first that says something; another that says something else is a loss."""
@@ -124,8 +130,7 @@ class Members:
 
     def number(self, name: str) -> int | None:
         """Take an integer, also one written as text."""
-        word = next((word for word in (name, camel(name)) if as_number(self.left.get(word)) is not None), None)
-        return None if word is None else as_number(self.left.pop(word))
+        return None if as_number(self.left.get(name)) is None else as_number(self.left.pop(name))
 
     def body(self, name: str) -> Members | None:
         """Take a member that is an object and says something."""
@@ -143,23 +148,17 @@ class Members:
                     yield f"{at}/{place}", value
 
     def rest(self) -> dict[str, Any]:
-        """Return what was not taken and says something, as entries of an extension slot."""
+        """Return what was not taken and says something."""
         return {key: value for key, value in self.left.items() if value not in NOTHING}
 
     def ext(self) -> ir.Ext:
         """Return what was not taken as the extension slot of a node."""
-        rest = self.rest()
-        return {NAME: rest} if rest else {}
+        return ext_of(NAME, self.rest())
 
     def lose_rest(self) -> None:
         """Report what was not taken."""
         for key, value in self.rest().items():
             self.ledger.drop(f"{self.at}/{escape(key)}", "extension", f"only {NAME} knows it", value)
-
-    def lose_ids(self) -> None:
-        """Report ids by which only the client's own service knows an exchange."""
-        for at, value in self.each(str, "request_id", "id"):
-            self.ledger.drop(at, "identity", "only the client's own service knows this id", value)
 
 
 # Nodes of a request ---------------------------------------------------------------------------------------------------
@@ -171,26 +170,39 @@ def node_kind(node: Json) -> int | None:
 
 
 def read_node(node: Json, at: str, ledger: LossLedger) -> ir.Part | None:
-    """Read one node of a request; None where it says nothing. Summaries are not for here."""
+    """Read one node of a request; None where it says nothing. Summaries are read by `read_turn`."""
     kind = node_kind(node)
-    if kind not in READERS:
+    if kind in LABELS:
+        member, label = LABELS[kind]
+    else:
+        member = {TEXT: "text_node", TOOL_RESULT: "tool_result_node", IMAGE: "image_node", FILE: "file_node"}.get(
+            -1 if kind is None else kind, ""
+        )
+    if not member:
         return ir.Opaque(dialect=NAME, label=f"a node of type {kind}", payload=node, at=at)
     members = Members(node, at, ledger)
     for name in ("id", "type"):
         members.left.pop(name, None)  # its number and type say nothing beside its body
-    member, read = READERS[kind]
-    body = members.body(member)
-    if body is None and kind == TEXT:
-        return _read_text(members, at)
+    if kind in LABELS and (value := members.take(dict, member)):
+        members.lose_rest()
+        ledger.degrade(at, "part", f"{label} is said as text", value)
+        return ir.Text(text=f"[{label}] {json_text(value)}", at=at)
+    body = members.body(member) or (members if kind == TEXT else None)
     if body is None:
         return ir.Opaque(dialect=NAME, label=f"a node of type {kind} without its body", payload=node, at=at)
-    part = read(body, at)
+    part = _read_body(kind, body, at)
     members.lose_rest()
     body.lose_rest()
     return part
 
 
-def _read_text(body: Members, at: str) -> ir.Part | None:
+def _read_body(kind: int | None, body: Members, at: str) -> ir.Part | None:
+    if kind == IMAGE:
+        return read_image(body, at)
+    if kind == FILE:
+        return _read_file(body, at)
+    if kind == TOOL_RESULT:
+        return _read_result(body, at)
     text = body.text("content")
     return ir.Text(text=text, at=at) if is_said(text) else None
 
@@ -200,8 +212,7 @@ def read_image(body: Members, at: str) -> ir.Part:
     data = body.text("image_data")
     media_type = IMAGE_TYPES.get(body.number("format") or 0)
     if media_type is None:
-        known = next((name for head, name in IMAGE_HEADS.items() if data.startswith(head)), None)
-        media_type = known or "image/png"
+        media_type = next((name for head, name in IMAGE_HEADS.items() if data.startswith(head)), "image/png")
         body.ledger.synthesise(f"{body.at}/format", "media", f"the format is not said; {media_type} is assumed")
     return ir.Media(kind="image", media_type=media_type, data=data, at=at)
 
@@ -212,121 +223,78 @@ def _read_file(body: Members, at: str) -> ir.Part:
     if media_type.startswith("text/") or media_type == "application/json":
         try:
             text = binascii.a2b_base64(data).decode()
-        except (binascii.Error, UnicodeDecodeError, ValueError):
+        except ValueError:
             text = ""
         if text:
             body.ledger.degrade(at, "media", "a file of text is said as text")
             return ir.Text(text=text, at=at)
     if "/" not in media_type:
-        label = media_type or "nothing"
+        body.ledger.degrade(f"{body.at}/format", "media", f"{media_type or 'nothing'} is no media type")
         media_type = "application/octet-stream"
-        body.ledger.degrade(f"{body.at}/format", "media", f"{label} is no media type; {media_type} is written")
-    kind = media_type.partition("/")[0]
-    return ir.Media(
-        kind=kind if kind in ("image", "audio", "video") else "document",  # type: ignore[arg-type]
-        media_type=media_type,
-        data=data,
-        at=at,
-    )
+    kind: Any = media_type.partition("/")[0]
+    kind = kind if kind in ("image", "audio", "video") else "document"
+    return ir.Media(kind=kind, media_type=media_type, data=data, at=at)
 
 
 def _read_result(body: Members, at: str) -> ir.Part | None:
-    call = body.text("tool_use_id")
+    call, plain = body.text("tool_use_id"), body.text("content")
+    content = tuple(_result_parts(body))
     if not call:
         return None
-    plain = body.text("content")
-    content = tuple(_result_parts(body))
     if content and plain and not any(isinstance(part, ir.Text) and plain in part.text for part in content):
         body.ledger.drop(f"{body.at}/content", "part", "the content nodes say it otherwise", plain)
     flat = not content
     if flat and plain:
         content = (ir.Text(text=plain, at=f"{body.at}/content"),)
-    body.lose_ids()
     return ir.ToolOutput(id=call, content=content, is_error=body.take(bool, "is_error"), flat=flat, at=at)
-
-
-RESULT_TEXT, RESULT_IMAGE = 1, 2
 
 
 def _result_parts(body: Members) -> Iterator[ir.Part]:
     for at, value in body.listed("content_nodes"):
         members = Members(value, at, body.ledger)
-        kind = members.number("type")
-        if kind == RESULT_TEXT and (text := members.text("text_content")):
+        if text := members.text("text_content"):
             yield ir.Text(text=text, at=at)
-        elif kind == RESULT_IMAGE and (found := members.body("image_content")):
+        elif found := members.body("image_content"):
             yield read_image(found, at)
         elif members.rest():
-            body.ledger.drop(at, "part", f"content of type {kind} has no counterpart", value)
-
-
-def _said(label: str) -> Callable[[Members, str], ir.Part | None]:
-    def read(body: Members, at: str) -> ir.Part | None:
-        value, body.left = body.left, {}
-        if not value:
-            return None
-        body.ledger.degrade(at, "part", f"{label} is said as text", value)
-        return ir.Text(text=f"[{label}] {json_text(value)}", at=at)
-
-    return read
-
-
-READERS: Final[dict[int | None, tuple[str, Callable[[Members, str], ir.Part | None]]]] = {
-    TEXT: ("text_node", _read_text),
-    TOOL_RESULT: ("tool_result_node", _read_result),
-    IMAGE: ("image_node", read_image),
-    IMAGE_ID: ("image_id_node", _said("image kept by the client")),
-    IDE_STATE: ("ide_state_node", _said("state of the editor")),
-    EDIT_EVENTS: ("edit_events_node", _said("edits since the last message")),
-    CHECKPOINT_REF: ("checkpoint_ref_node", _said("checkpoint")),
-    CHANGE_PERSONALITY: ("change_personality_node", _said("change of personality")),
-    FILE: ("file_node", _read_file),
-    FILE_ID: ("file_id_node", _said("file kept by the client")),
-}
-"""Type of a node → the member that holds its body, and what reads it."""
+            body.ledger.drop(at, "part", "content of a type without a counterpart", value)
 
 
 # Nodes of an answer ---------------------------------------------------------------------------------------------------
 
 
-def read_answer(text: str, nodes: list[tuple[str, Json]], at: str, ledger: LossLedger) -> list[ir.Part]:
+def read_answer(text: str, nodes: Iterable[tuple[str, Json]], at: str, ledger: LossLedger) -> list[ir.Part]:
     """Read what an exchange answered: thinking, the text, the calls; what is no part of an answer is a loss."""
     thoughts: list[ir.Part] = []
-    calls: list[ir.Part] = []
-    pieces: dict[int, list[str]] = {RAW_RESPONSE: [], MAIN_TEXT_FINISHED: []}
+    calls: dict[str, ir.ToolUse] = {}
+    pieces: dict[int | None, str] = {MAIN_TEXT_FINISHED: "", RAW_RESPONSE: ""}
     begun: dict[str, tuple[str, Json]] = {}
     for where, node in nodes:
-        members = Members(node, where, ledger)
-        kind = node_kind(node)
+        members, kind = Members(node, where, ledger), node_kind(node)
         body = members.body("thinking" if kind == THINKING else "tool_use")
         if kind in pieces:
-            pieces[kind].append(members.text("content"))
+            pieces[kind] += members.text("content")
         elif kind == THINKING and body is not None:
             thoughts.append(ir.Thinking(text=body.text("summary"), at=where, ext=body.ext()))
         elif kind in (TOOL_USE, TOOL_USE_START) and body is not None:
-            call = _read_call(body, where)
+            written, call_id = body.text("input_json"), body.text("tool_use_id")
             if kind == TOOL_USE_START:
-                begun[call.id] = (where, node)
-            elif all(other.id != call.id for other in calls if isinstance(other, ir.ToolUse)):
-                calls.append(call)
+                begun[call_id] = (where, node)
+                continue
+            calls.setdefault(call_id, ir.ToolUse(
+                id=call_id, name=body.text("tool_name"), text=written or None, input=read_arguments(written), at=where,
+                ext=body.ext(),
+            ))  # fmt: skip
         else:
             ledger.drop(where, "part", f"a node of type {kind} is no part of an answer", node)
     for call_id, (where, node) in begun.items():
-        if all(call_id != call.id for call in calls if isinstance(call, ir.ToolUse)):
+        if call_id not in calls:
             ledger.drop(where, "part", "a call that began and never came whole", node)
-    said = text or "".join(pieces[MAIN_TEXT_FINISHED]) or "".join(pieces[RAW_RESPONSE])
+    said = text or pieces[MAIN_TEXT_FINISHED] or pieces[RAW_RESPONSE]
     for kind, found in pieces.items():
-        if "".join(found).strip() not in said:
+        if found.strip() not in said:
             ledger.drop(at, "part", f"nodes of type {kind} say another text than the exchange", found)
-    return [*thoughts, *([ir.Text(text=said, at=at)] if said else []), *calls]
-
-
-def _read_call(body: Members, at: str) -> ir.ToolUse:
-    written = body.text("input_json")
-    return ir.ToolUse(
-        id=body.text("tool_use_id"), name=body.text("tool_name"), text=written or None,
-        input=read_arguments(written), at=at, ext=body.ext(),
-    )  # fmt: skip
+    return [*thoughts, *([ir.Text(text=said, at=at)] if said else []), *calls.values()]
 
 
 # Requests -------------------------------------------------------------------------------------------------------------
@@ -335,36 +303,31 @@ def _read_call(body: Members, at: str) -> ir.ToolUse:
 def read_exchange(value: Json, at: str, ledger: LossLedger) -> list[ir.Message]:
     """Read one exchange of the history: what was asked, what was answered."""
     members = Members(value, at, ledger)
-    members.lose_ids()
     asked = members.text("request_message", "message")
     answered = members.text("response_text", "response", "text")
-    turn = read_turn(asked, f"{at}/request_message", members, ledger)
-    nodes = list(members.listed(*RESPONSE_NODES))
-    parts = read_answer(answered, nodes, f"{at}/response_text", ledger)
+    turn = read_turn(asked, f"{at}/request_message", members)
+    parts = read_answer(answered, members.listed(*RESPONSE_NODES), f"{at}/response_text", ledger)
     members.lose_rest()
     return [*turn, *([ir.Message(role="assistant", parts=tuple(parts), at=at)] if parts else [])]
 
 
-def read_turn(
-    text: str, text_at: str, members: Members, ledger: LossLedger, code: Iterable[ir.Part] = ()
-) -> list[ir.Message]:
+def read_turn(text: str, text_at: str, members: Members, code: Iterable[ir.Part] = ()) -> list[ir.Message]:
     """Read what a user's turn says: earlier messages from a summary, results, then text, `code` and nodes."""
-    before: list[ir.Message] = []
+    out: list[ir.Message] = []
     results: list[ir.Part] = []
     parts: list[ir.Part] = [ir.Text(text=text, at=text_at)] if is_said(text) else []
     said = {text.strip()}
     parts += code
     for at, node in members.listed(*REQUEST_NODES):
         if node_kind(node) == HISTORY_SUMMARY:
-            before += _read_summary(node, at, ledger)
+            out += _read_summary(node, at, members.ledger)
             continue
-        part = read_node(node, at, ledger)
+        part = read_node(node, at, members.ledger)
         if isinstance(part, ir.ToolOutput):
             results.append(part)
         elif part is not None and not (type(part) is ir.Text and part.text.strip() in said):
             parts.append(part)
             said.add(part.text.strip() if isinstance(part, ir.Text) else "")
-    out = before
     if results:
         out.append(ir.Message(role="tool", parts=tuple(results), at=members.at))
     if parts:
@@ -385,7 +348,7 @@ def joined(parts: Iterable[ir.Part]) -> tuple[ir.Part, ...]:
     out: list[ir.Part] = []
     for part in parts:
         last = out[-1] if out else None
-        if type(part) is ir.Text and type(last) is ir.Text and not part.ext and not last.ext:
+        if type(part) is ir.Text and type(last) is ir.Text:
             out[-1] = msgspec.structs.replace(last, text=f"{last.text}\n\n{part.text}")
         else:
             out.append(part)
@@ -394,25 +357,23 @@ def joined(parts: Iterable[ir.Part]) -> tuple[ir.Part, ...]:
 
 def _read_summary(node: Json, at: str, ledger: LossLedger) -> Iterator[ir.Message]:
     """The summary as a text, and the exchanges it keeps word for word as exchanges."""
-    outer = Members(node, at, ledger)
-    body = outer.body("history_summary_node") or Members({}, at, ledger)
+    body = Members(node, at, ledger).body("history_summary_node") or Members({}, at, ledger)
     ledger.degrade(at, "part", "a summary is said as text")
+    words = template = body.text("message_template")
+    summary, middle = body.text("summary_text"), body.text("history_middle_abridged_text")
     values: dict[str, Any] = {
-        "summary": body.text("summary_text"),
+        "summary": summary, "middle_part_abridged": middle, "end_part_full": "(the messages that follow)",
         "summarization_request_id": body.text("summarization_request_id"),
         "beginning_part_dropped_num_exchanges": body.number("history_beginning_dropped_num_exchanges") or 0,
-        "middle_part_abridged": body.text("history_middle_abridged_text"),
-        "end_part_full": "(the messages that follow)",
-    }
-    template = body.text("message_template")
-    words = template
+    }  # fmt: skip
     for name, value in values.items():
         words = words.replace("{" + name + "}", str(value))
-    missing = [str(values[name]) for name in ("summary", "middle_part_abridged") if str(values[name]) not in words]
+    missing = [one for one in (summary, middle) if one not in words]
     text = "\n\n".join(found for found in (words if template else "Summary of what came before:", *missing) if found)
+    kept = list(body.listed("history_end"))
     yield ir.Message(role="user", parts=(ir.Text(text=text, at=at),), at=at, ext=body.ext())
-    for end_at, value in body.listed("history_end"):
-        yield from read_exchange(value, end_at, ledger)
+    for end_at, exchange in kept:
+        yield from read_exchange(exchange, end_at, ledger)
 
 
 def to_ir(request: Json, system: str = "") -> ir.Translated[ir.Conversation]:
@@ -435,59 +396,62 @@ def to_ir(request: Json, system: str = "") -> ir.Translated[ir.Conversation]:
     for at, value in history[start:]:
         messages += read_exchange(value, at, ledger)
     head = _read_system(members, system)
-    messages += _read_last_turn(members, ledger)
+    messages += _read_last_turn(members)
     if not messages:
-        raise TranslationError(
-            "dialect_mapping_failed",
-            f"the request has no message, no nodes ({', '.join(REQUEST_NODES)}) and no chat_history",
-            hint="check --from",
-        )
+        fact = f"the request has no message, no nodes ({', '.join(REQUEST_NODES)}) and no chat_history"
+        raise TranslationError("dialect_mapping_failed", fact, hint="check --from")
     tools = tuple(_read_tool(tool, at, ledger) for at, tool in members.listed("tool_definitions"))
-    options, options_at = _read_flags(members, bool(tools))
-    model = members.text("model") or None
+    model, options = members.text("model") or None, {}
+    # Calls come one at a time unless the editor says that it can run several.
+    flags = members.body("feature_detection_flags") or Members({}, "/feature_detection_flags", ledger)
+    flags.take(bool, "support_tool_use_start")  # it is about the answer: `reply_of`
+    if not flags.take(bool, "support_parallel_tool_use") and tools:
+        options = {"parallel_tool_calls": False}
+    flags.lose_rest()
     conversation = ir.Conversation(
-        dialect=NAME, messages=(*head, *messages), model=model, tools=tools, options=options, options_at=options_at,
-        ext=members.ext(),
+        dialect=NAME, messages=(*head, *messages), model=model, tools=tools, options=options, ext=members.ext(),
+        options_at=dict.fromkeys(options, f"{flags.at}/support_parallel_tool_use"),
     )  # fmt: skip
     # An editor may have been stopped anywhere: calls without results, results without calls, results that come late.
     whole = paired(conversation)
-    return ir.Translated(whole.value, (*ledger.done(), *whole.losses))
+    return ir.Translated(whole.value, _spelled((*ledger.done(), *whole.losses), request))
 
 
-def _read_last_turn(members: Members, ledger: LossLedger) -> list[ir.Message]:
+def _spelled(losses: Iterable[ir.Loss], request: Json) -> tuple[ir.Loss, ...]:
+    """Return losses whose pointers have the names of the request."""
+    return tuple(msgspec.structs.replace(loss, path=spelled_at(loss.path, request)) for loss in losses)
+
+
+def _read_last_turn(members: Members) -> list[ir.Message]:
     text, at = "", "/message"
     for where, value in members.each(str, "message", "prompt", "instruction"):
         if not text and is_said(value):
             text, at = value, where
         elif is_said(value) and value != text:
-            ledger.drop(where, "extension", f"the text of the turn is {at}", value)
-    code: list[ir.Text] = []
-    for names, words in CODE:
+            members.ledger.drop(where, "extension", f"the text of the turn is {at}", value)
+    code: dict[str, ir.Text] = {}
+    for names, words in CODE.items():
         for where, value in members.each(str, *names):
-            shown = ir.Text(text=f"{words}\n{value}", at=where)
-            if shown.text not in (other.text for other in code):
-                code.append(shown)
-    return read_turn(text, at, members, ledger, code=code)
+            code.setdefault(f"{words}\n{value}", ir.Text(text=f"{words}\n{value}", at=where))
+    return read_turn(text, at, members, code.values())
 
 
 def _read_system(members: Members, system: str) -> tuple[ir.Message, ...]:
     """Join the system text, in the order in which the extension does, blank line between."""
-    persona = members.number("persona_type") or 0
-    found: list[tuple[str, str]] = []
-    if persona:
-        found.append(("/persona_type", f"Persona: {PERSONAS.get(persona, persona)}"))
-    for name in ("user_guidelines", "workspace_guidelines"):
-        found.append((f"/{name}", members.text(name)))
-    found.append(("/rules", _read_rules(members)))
-    found.append(("/agent_memories", members.text("agent_memories", "memories_info")))
-    found.append(("", system))
-    mode = members.left.get("mode")
-    if isinstance(mode, str) and mode.upper() == "AGENT":
+    persona, mode = members.number("persona_type") or 0, members.left.get("mode")
+    is_agent = isinstance(mode, str) and mode.upper() == "AGENT"
+    if is_agent:
         del members.left["mode"]
-        found.append(("/mode", AGENT))
     language, path = members.text("language", "lang"), members.text("path")
-    found += [("/lang", f"Language: {language}" if language else ""), ("/path", f"Path: {path}" if path else "")]
-    parts = joined(ir.Text(text=text.strip(), at=at) for at, text in found if text.strip())
+    found = {
+        "/persona_type": f"Persona: {PERSONAS.get(persona, persona)}" if persona else "",
+        "/user_guidelines": members.text("user_guidelines"),
+        "/workspace_guidelines": members.text("workspace_guidelines"), "/rules": _read_rules(members),
+        "/agent_memories": members.text("agent_memories", "memories_info"), "": system,
+        "/mode": AGENT if is_agent else "", "/lang": f"Language: {language}" if language else "",
+        "/path": f"Path: {path}" if path else "",
+    }  # fmt: skip
+    parts = joined(ir.Text(text=text.strip(), at=at) for at, text in found.items() if text.strip())
     return (ir.Message(role="system", parts=parts, at="/user_guidelines"),) if parts else ()
 
 
@@ -509,32 +473,17 @@ def _read_tool(value: Json, at: str, ledger: LossLedger) -> ir.ToolSpec:
     members = Members(value, at, ledger)
     for name in ("mcp_server_name", "mcp_tool_name"):
         members.text(name)  # these come back with the call, by `reply_of`
-    schema = members.take(dict, "input_schema")
-    written = members.text("input_schema_json")
+    schema, written = members.take(dict, "input_schema"), members.text("input_schema_json")
     if schema is None and written:
         read = parse_json(written)
-        if isinstance(read, dict):
-            schema = read
-        else:
+        schema = read if isinstance(read, dict) else None
+        if schema is None:
             ledger.drop(f"{at}/input_schema_json", "tool_field", "the schema is no JSON object", written)
     if schema is None:
         ledger.synthesise(f"{at}/input_schema", "required", "a tool without a schema takes any object")
         schema = {"type": "object", "properties": {}}
-    return ir.ToolSpec(
-        name=members.text("name"), description=members.text("description") or None, schema=schema, at=at,
-        ext=members.ext(),
-    )  # fmt: skip
-
-
-def _read_flags(members: Members, has_tools: bool) -> tuple[dict[str, Any], dict[str, str]]:
-    """Calls come one at a time unless the editor says that it can run several."""
-    flags = members.body("feature_detection_flags") or Members({}, "/feature_detection_flags", members.ledger)
-    flags.take(bool, "support_tool_use_start")  # it is about the answer: `reply_of`
-    is_parallel = flags.take(bool, "support_parallel_tool_use")
-    flags.lose_rest()
-    if not has_tools or is_parallel:
-        return {}, {}
-    return {"parallel_tool_calls": False}, {"parallel_tool_calls": f"{flags.at}/support_parallel_tool_use"}
+    name, description = members.text("name"), members.text("description") or None
+    return ir.ToolSpec(name=name, description=description, schema=schema, at=at, ext=members.ext())
 
 
 def reply_of(request: Json) -> Reply:
@@ -545,7 +494,7 @@ def reply_of(request: Json) -> Reply:
     """
     scratch = LossLedger(NAME, NAME)
     members = Members(request, "", scratch)
-    flags = Members(members.take(dict, "feature_detection_flags") or {}, "", scratch)
+    flags = members.body("feature_detection_flags") or Members({}, "", scratch)
     names: dict[str, tuple[str, str]] = {}
     for at, tool in members.listed("tool_definitions"):
         one = Members(tool, at, scratch)
@@ -568,10 +517,9 @@ def translate_request(
         TranslationError: `dialect_unknown`; `dialect_mapping_failed`, it is no request; `mapping_lossy_conversion`
             by the policy.
     """
-    writer = dialect(target)
     read = to_ir(document, system)
-    written = writer.from_ir(read.value)
-    losses = (*read.losses, *written.losses)
+    written = dialect(target).from_ir(read.value)
+    losses = (*read.losses, *_spelled(written.losses, document))
     check_losses(losses, policy)
     return ir.Translated(written.value, () if policy == "allow" else losses)
 
@@ -581,36 +529,24 @@ def translate_request(
 UNSPECIFIED, END_TURN, MAX_TOKENS, TOOL_USE_REQUESTED, SAFETY, RECITATION, MALFORMED_FUNCTION_CALL = range(7)
 """Reasons to stop."""
 
-STOPS: Final[dict[str, int]] = {
-    "end": END_TURN,
-    "stop_sequence": END_TURN,
-    "max_tokens": MAX_TOKENS,
-    "tool_use": TOOL_USE_REQUESTED,
-    "content_filter": SAFETY,
-    "refusal": END_TURN,
-    "other": END_TURN,
-}
+STOPS: Final = {
+    "end": END_TURN, "stop_sequence": END_TURN, "max_tokens": MAX_TOKENS, "tool_use": TOOL_USE_REQUESTED,
+    "content_filter": SAFETY, "refusal": END_TURN, "other": END_TURN,
+}  # fmt: skip
 """The ir's reason to stop → ours. A refusal (its words are shown as text) and an unknown reason end the turn, as in the
 public extension. A failure, a cancelled or paused answer and a stream without its last event have no entry, so that the
 editor does not take them for whole."""
 
-RAW_STOPS: Final[dict[str, int]] = {
-    "safety": SAFETY,
-    "recitation": RECITATION,
-    "malformed_function_call": MALFORMED_FUNCTION_CALL,
-    "incomplete": UNSPECIFIED,
-    "queued": UNSPECIFIED,
-    "in_progress": UNSPECIFIED,
-}
+RAW_STOPS: Final = {
+    "safety": SAFETY, "recitation": RECITATION, "malformed_function_call": MALFORMED_FUNCTION_CALL,
+    "incomplete": UNSPECIFIED, "queued": UNSPECIFIED, "in_progress": UNSPECIFIED,
+}  # fmt: skip
 """Vendors' words that this wire knows and the ir does not tell apart."""
 
-
-USAGE: Final[dict[str, str]] = {
-    "input_tokens": "input",
-    "output_tokens": "output",
-    "cache_read_input_tokens": "cache_read",
+USAGE: Final = {
+    "input_tokens": "input", "output_tokens": "output", "cache_read_input_tokens": "cache_read",
     "cache_creation_input_tokens": "cache_write",
-}
+}  # fmt: skip
 """Counter of a node → field of the ir."""
 
 
@@ -631,6 +567,8 @@ class ChunkWriter(BlockWriter):
         reply: what the request said about its answer.
     """
 
+    has_refusals = False
+
     def __init__(self, source: str, reply: Reply) -> None:
         super().__init__(dialect(source), source)
         self.ledger = LossLedger(source, NAME, is_answer=True)  # its words are none of a dialect's tables
@@ -639,31 +577,23 @@ class ChunkWriter(BlockWriter):
         self.calls: set[tuple[str, str, str]] = set()
         self.reason: ir.Candidate | None = None
 
-    def _chunk(self, text: str = "", *nodes: dict[str, Any], **more: Any) -> Json:
-        out: dict[str, Any] = {
-            "text": text, "unknown_blob_names": [], "checkpoint_not_found": False, "workspace_file_chunks": [],
-        }  # fmt: skip
-        if nodes:
-            out["nodes"] = list(nodes)
-        return {**out, **more}
-
-    def _node(self, kind: int, content: str = "", **body: Any) -> dict[str, Any]:
-        self.node_id += 1
-        return {"id": self.node_id, "type": kind, "content": content, **body}
-
-    def _text(self, text: str) -> list[Json]:
-        return [self._chunk(text, self._node(RAW_RESPONSE, text))] if text else []
+    def _chunk(self, text: str = "", kind: int | None = None, **body: Any) -> list[Json]:
+        """Write a chunk, with a node if it has a kind."""
+        nodes = {}
+        if kind is not None:
+            self.node_id += 1
+            nodes = {"nodes": [{"id": self.node_id, "type": kind, "content": text, **body}]}
+        return [{"text": text, "unknown_blob_names": [], "checkpoint_not_found": False, "workspace_file_chunks": [],
+                 **nodes}]  # fmt: skip
 
     def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
-        if isinstance(part, ir.Text | ir.Refusal):
-            if isinstance(part, ir.Refusal) and self.once("refusal"):
-                self.ledger.degrade(part.at, "part", "a refusal is said as text")
-            self.opened[key] = True
-            return []
-        return None
+        if not isinstance(part, ir.Text | ir.Refusal):
+            return None
+        self.opened[key] = True
+        return []
 
     def piece(self, key: Key, text: str, part: ir.Part) -> list[Json]:
-        return self._text(text)
+        return self._chunk(text, RAW_RESPONSE) if text else []
 
     def whole(self, key: Key, part: ir.Part) -> list[Json] | None:
         if isinstance(part, ir.ToolUse):
@@ -672,32 +602,22 @@ class ChunkWriter(BlockWriter):
             return None
         if part.signature is not None:
             self.ledger.drop(part.at, "signature", "a chunk has no member for it")
-        return [self._chunk("", self._node(THINKING, thinking={"summary": part.text}))] if part.text else []
+        return self._chunk("", THINKING, thinking={"summary": part.text}) if part.text else []
 
     def _whole_call(self, part: ir.ToolUse) -> list[Json]:
         if part.is_cut:
             self.ledger.drop(part.at, "arguments", CUT_CALL)
             return []
-        text = self._arguments(part)
+        fit: Any = sayable(part, LIMITS, self.ledger)
+        text = arguments_text(fit) or "{}"
         if (part.id, part.name, text) in self.calls:
             return []
         self.calls.add((part.id, part.name, text))
-        kinds = (TOOL_USE_START, TOOL_USE) if self.reply.tool_use_start else (TOOL_USE,)
-        return [self._chunk("", self._node(kind, tool_use=self._call(part, text))) for kind in kinds]
-
-    def _arguments(self, part: ir.ToolUse) -> str:
-        if part.kind == "custom" or not isinstance(part.input, dict):
-            self.ledger.degrade(part.at, "arguments", "no JSON object; it stands in the member input")
-            return json_text({"input": part.input})
-        if part.text and parse_json(part.text) == part.input:
-            return part.text
-        return json_text(part.input)
-
-    def _call(self, part: ir.ToolUse, text: str) -> dict[str, Any]:
-        out = {"tool_use_id": part.id, "tool_name": part.name, "input_json": text}
+        call = {"tool_use_id": part.id, "tool_name": part.name, "input_json": text}
         if part.name in self.reply.mcp_names:
-            out["mcp_server_name"], out["mcp_tool_name"] = self.reply.mcp_names[part.name]
-        return out
+            call["mcp_server_name"], call["mcp_tool_name"] = self.reply.mcp_names[part.name]
+        kinds = (TOOL_USE_START, TOOL_USE) if self.reply.tool_use_start else (TOOL_USE,)
+        return [chunk for kind in kinds for chunk in self._chunk("", kind, tool_use=dict(call))]
 
     def stop_word(self, candidate: ir.Candidate) -> str | None:
         self.reason = candidate  # the word depends on what is known at the end
@@ -706,12 +626,13 @@ class ChunkWriter(BlockWriter):
     def fail(self, event: ir.StreamFailed) -> list[Json]:
         """This wire has no member for an error: the words are shown, and the answer has no reason to stop."""
         self.ledger.degrade("", "stop", "an error is said as text")
-        return self._text(f"The model's service failed: {event.message}")
+        return self._chunk(f"The model's service failed: {event.message}", RAW_RESPONSE)
 
     def end(self) -> list[Json]:
         usage = self._usage()
-        head = [self._chunk("", self._node(TOKEN_USAGE, token_usage=usage))] if usage else []
-        return [*head, self._chunk(stop_reason=self._stop_reason())]
+        (last,) = self._chunk()
+        head = self._chunk("", TOKEN_USAGE, token_usage=usage) if usage else []
+        return [*head, {**last, "stop_reason": self._stop_reason()}]
 
     def _stop_reason(self) -> int:
         """Return the number of the reason; a failure and a cut stream have none, whatever was said before."""

@@ -6,7 +6,7 @@ message; a block ends when another member appears.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -44,6 +44,8 @@ from backplane.dialects.common import (
     take_cache,
     take_options,
     without_none,
+    write_content,
+    write_options,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings, has_cut_call
@@ -240,9 +242,6 @@ def write_block(part: ir.Part, flavour: Flavour, notes: LossLedger) -> Json:
             out = {"type": "thinking", "thinking": listed if is_listed else part.text}
         case ir.Media():
             out = _write_media(part, flavour, notes)
-            if out is None and part.text is not None and not notes.is_home:
-                notes.degrade(part.at, "media", "its words are said as a text here")
-                out = {"type": "text", "text": part.text}
     if out is None:
         notes.lose_part(part)
         return None
@@ -275,20 +274,9 @@ def _write_media(part: ir.Media, flavour: Flavour, notes: LossLedger) -> dict[st
     return None
 
 
-def write_blocks(parts: tuple[ir.Part, ...] | list[ir.Part], flavour: Flavour, notes: LossLedger) -> list[Json]:
-    """Write blocks; those that the family has no word for are left out."""
-    made = ((part, write_block(part, flavour, notes)) for part in parts)
-    return [block for part, block in made if block is not None or getattr(part, "dialect", "") == flavour.name]
-
-
-def write_content(
-    parts: tuple[ir.Part, ...] | list[ir.Part], flat: bool | None, flavour: Flavour, notes: LossLedger
-) -> Json:
+def write_said(parts: Iterable[ir.Part], flat: bool | None, flavour: Flavour, notes: LossLedger) -> Json:
     """Write a content: one text where that says the same, else a list of blocks."""
-    made = write_blocks(parts, flavour, notes)
-    if flat is not False and len(made) == 1 and type(made[0]) is dict and made[0].keys() == {"type", "text"}:
-        return made[0]["text"]
-    return made
+    return write_content(parts, flat, partial(write_block, flavour=flavour, notes=notes), flavour.name)
 
 
 # Messages, read -------------------------------------------------------------------------------------------------------
@@ -426,7 +414,7 @@ def _show(result: ir.ToolOutput, shown: list[Json], flavour: Flavour, notes: Los
     moved: list[Json] = []
     rest: list[ir.Part] = []
     for part in result.content:
-        if not isinstance(part, ir.Media) or part.text is not None or notes.is_home:
+        if not isinstance(part, ir.Media) or notes.is_home:
             rest.append(part)
         elif (written := write_block(part, flavour, notes)) is not None:
             notes.degrade(part.at, "media", "a result takes only text here: it moved to a user's message after it")
@@ -445,7 +433,7 @@ def _write_result(result: ir.ToolOutput, message: ir.Message, flavour: Flavour, 
         out["name"] = result.name
     texts = all(type(part) is ir.Text for part in result.content)
     if result.flat is False and (notes.is_home or (len(result.content) > 1 and texts)):
-        out["content"] = write_blocks(result.content, flavour, notes)
+        out["content"] = write_said(result.content, False, flavour, notes)
     elif result.content or result.flat is not None or not notes.is_home:
         out["content"] = notes.plain_text(result.content)
     return own(out, result, flavour, notes)
@@ -461,7 +449,7 @@ def _write_message(message: ir.Message, flavour: Flavour, notes: LossLedger) -> 
     if message.role == "assistant":
         write_assistant(message, out, flavour, notes)
     else:
-        content = write_content(message.parts, message.flat, flavour, notes)
+        content = write_said(message.parts, message.flat, flavour, notes)
         nothing: Json = None if message.flat is not False else []
         out["content"] = content if content != [] else nothing if home else ""
     return own(out, message, flavour, notes)
@@ -486,7 +474,7 @@ def write_assistant(message: ir.Message, out: dict[str, Any], flavour: Flavour, 
             out["refusal"] = out.get("refusal", "") + part.text
         elif isinstance(part, ir.Media) and part.kind == "audio" and (part.file_id or part.transcript):
             out["audio"] = own(sound_of(part), part, flavour, notes)
-        elif isinstance(part, ir.Media) and part.text is None and not home:
+        elif isinstance(part, ir.Media) and not home:
             notes.lose_part(part, "an assistant says only text here")
         elif isinstance(part, ir.Opaque) and part.label.startswith("call of type") and home:
             calls.append(part.payload)
@@ -509,7 +497,7 @@ def _write_said(
 ) -> None:
     is_list = notes.is_home and message.flat is False
     if not notes.is_answer or is_list:
-        content = write_content(parts, message.flat, flavour, notes)
+        content = write_said(parts, message.flat, flavour, notes)
         # A service refuses an empty list; one is written only where one was read.
         if content != [] or is_list:
             out["content"] = content
@@ -642,9 +630,8 @@ def write_request(conversation: ir.Conversation, notes: LossLedger, flavour: Fla
     """Write a request."""
     out: dict[str, Any] = {} if conversation.model is None else {"model": conversation.model}
     out["messages"] = write_messages(conversation.messages, flavour, notes)
-    tools = [write_tool(tool, flavour, notes) for tool in conversation.tools]
-    if tools := [tool for tool in tools if tool is not None]:
-        out["tools"] = tools
+    if conversation.tools:
+        out["tools"] = [write_tool(tool, flavour, notes) for tool in conversation.tools]
     _write_options(conversation, out, flavour, notes)
     if not notes.is_home:
         out.setdefault("model", "unknown")
@@ -652,11 +639,9 @@ def write_request(conversation: ir.Conversation, notes: LossLedger, flavour: Fla
 
 
 def write_tool(tool: ir.ToolSpec, flavour: Flavour, notes: LossLedger) -> Json:
-    """Write a tool definition; None, with a note, for a tool that only another vendor runs."""
+    """Write a tool definition."""
     if tool.kind == "server":
-        if not notes.is_home:
-            notes.drop(tool.at, "tool", f"{tool.name} is run by {notes.source} itself", tool.payload)
-        return tool.payload if notes.is_home else None
+        return tool.payload
     body = {"name": tool.name, "description": tool.description, "strict": tool.strict}
     if tool.kind == "function":
         body["parameters"] = tool.schema
@@ -670,24 +655,12 @@ def _write_options(conversation: ir.Conversation, out: dict[str, Any], flavour: 
     home, left, at = notes.is_home, dict(conversation.options), conversation.options_at
     if flavour.thinking_is_on_or_off:
         _write_switch(left, out, notes, at)
-    for name in SAME.keys() & left.keys() - (frozenset() if home else flavour.unknown_options):
-        value = left.pop(name)
-        if not home and name in KNOWN and value not in KNOWN[name]:
-            lose_option(notes, at, name, value, f"no such {name} here")
-        elif not home and name == "metadata" and not all(type(label) is str for label in value.values()):
-            lose_option(notes, at, name, value, "labels are texts here")
-        else:
-            out[name] = value
+    members = [name for name in (*SAME, "stop") if home or name not in flavour.unknown_options]
+    out |= write_options(left, members, notes, at, known=KNOWN, stops_max=flavour.stops_max)
     if (limit := left.pop("max_tokens", None)) is not None:
         member = at.get("max_tokens", "/")[1:] if home else ""
         limit = limit if home else bounded(limit, 1, None, notes, at, "max_tokens")
         out[member or flavour.max_tokens] = limit
-    if (stop := left.pop("stop", None)) is not None:
-        more = [] if home or flavour.stops_max is None else list(stop[flavour.stops_max :])
-        if more:
-            lose_option(notes, at, "stop", more, f"more than {flavour.stops_max} are refused here")
-        kept = list(stop[: len(stop) - len(more)])
-        out["stop"] = kept[0] if home and type(stop) is tuple else kept
     if (choice := left.pop("tool_choice", None)) is not None:
         kind = choice.get("kind", "function")
         by_name = {"type": kind, kind: {"name": choice.get("name")}}

@@ -6,6 +6,7 @@ after the other, each with its start and its end.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -14,12 +15,10 @@ from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import ir
 from backplane.dialects.common import (
-    FREE_TEXT,
     NUMBER,
     Counters,
     LossLedger,
     added,
-    arguments_object,
     bounded,
     ext_of,
     kind_of,
@@ -34,6 +33,8 @@ from backplane.dialects.common import (
     take_cache,
     take_options,
     without_none,
+    write_content,
+    write_options,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
@@ -76,7 +77,7 @@ ENDINGS: Final = Endings(STOPS, STOP_WORDS)
 
 LIMITS: Final = ServerLimits(
     call_id=Spelling("[a-zA-Z0-9_-]"), tool_name=Spelling("[a-zA-Z0-9_-]", 128), takes_empty_text=False,
-    takes_objects=True, needs_user=True,
+    takes_refusals=False, takes_text_documents=True, takes_objects=True, needs_user=True,
 )  # fmt: skip
 """docs.anthropic.com, messages: patterns of ids and names, texts must not be empty; read 2026-11."""
 
@@ -101,6 +102,10 @@ SAME: Final[dict[str, tuple[type[Any], ...]]] = {
     "stream": (bool,), "service_tier": (str,),
 }  # fmt: skip
 """Options with the same value on both sides → types of the value."""
+NAMES: Final = {"stop_sequences": "stop"}
+BOUNDS: Final[dict[str, tuple[Any, Any]]] = {"max_tokens": (1, None), "temperature": (0, 1), "top_k": (0, None)}
+"""Member → least and most that the server takes."""
+KNOWN: Final = {"service_tier": frozenset({"auto", "standard_only"})}
 ROLES: Final[dict[str, ir.Role]] = {"user": "user", "assistant": "assistant", "system": "system"}
 BUDGETS: Final = {"disabled": 0, "adaptive": -1}
 ERROR: Final[dict[str, Json]] = {"type": "api_error"}
@@ -207,9 +212,6 @@ def write_block(part: ir.Part, notes: LossLedger) -> Json:
             out = {"type": "text", "text": part.text}
             if cited := [_write_citation(one, home) for one in part.citations if home or NAME in one.ext]:
                 out["citations"] = cited
-        case ir.Refusal():
-            notes.degrade(part.at, "part", "its words are said as a text here")
-            out = {"type": "text", "text": part.text}
         case ir.Thinking() if home and part.redacted is not None:
             out = {"type": "redacted_thinking", "data": part.redacted}
         case ir.Thinking() if home or (notes.is_answer and part.redacted is None):
@@ -219,18 +221,15 @@ def write_block(part: ir.Part, notes: LossLedger) -> Json:
                 notes.degrade(part.at, "thinking", reason)
                 out["signature"] = ""
         case ir.ToolUse():
-            out = {"type": "tool_use", "id": part.id, "name": part.name, "input": arguments_object(part, notes)}
+            out = {"type": "tool_use", "id": part.id, "name": part.name, "input": part.input}
         case ir.ToolOutput():
-            content = write_content(part.content, part.flat, notes) if part.content or part.flat is not None else None
+            content = write_said(part.content, part.flat, notes) if part.content or part.flat is not None else None
             out = {"type": "tool_result", "tool_use_id": part.id, "is_error": part.is_error, "content": content}
         case ir.Media() if home and _is_in_blocks(part):
             out = {"type": part.ext[NAME].get("type", "document"), "title": part.title}
         case ir.Media() if (source := _write_source(part, notes)) is not None:
             title = part.title if part.title is not None or home else part.name
             out = {"type": part.kind, "source": source, "title": title if part.kind == "document" else None}
-        case ir.Media() if part.text is not None:
-            notes.degrade(part.at, "media", "its words are said as a text here")
-            out = {"type": "text", "text": part.text}
         case _:
             notes.lose_part(part)
             return None
@@ -274,18 +273,9 @@ def _write_source(part: ir.Media, notes: LossLedger) -> Json:
     return without_none({"type": form, member: getattr(part, field), "media_type": media_type})
 
 
-def write_blocks(parts: tuple[ir.Part, ...], notes: LossLedger) -> list[Json]:
-    """Write blocks; those that this vendor has no word for are left out."""
-    made = ((part, write_block(part, notes)) for part in parts)
-    return [block for part, block in made if block is not None or getattr(part, "dialect", "") == NAME]
-
-
-def write_content(parts: tuple[ir.Part, ...], flat: bool | None, notes: LossLedger) -> Json:
+def write_said(parts: tuple[ir.Part, ...], flat: bool | None, notes: LossLedger) -> Json:
     """Write a content: one text where that says the same, else a list of blocks."""
-    made = write_blocks(parts, notes)
-    if flat is not False and len(made) == 1 and type(made[0]) is dict and made[0].keys() == {"type", "text"}:
-        return made[0]["text"]
-    return made
+    return write_content(parts, flat, partial(write_block, notes=notes), NAME)
 
 
 # Requests -------------------------------------------------------------------------------------------------------------
@@ -299,7 +289,7 @@ def read_request(document: Json) -> ir.Conversation:
     if flat is not None:
         messages.insert(0, ir.Message(role="system", parts=parts, flat=flat, at="/system"))
     found = pop(rest, "tools", list) if rest.get("tools") else ()  # an empty list stays, so that it is written again
-    options, places = take_options(rest, SAME, {"stop_sequences": "stop"})
+    options, places = take_options(rest, SAME, NAMES)
     _read_options(rest, options, places)
     return ir.Conversation(
         dialect=NAME, messages=tuple(messages), model=pop(rest, "model"), options=options, options_at=places,
@@ -371,12 +361,11 @@ def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str,
     out: dict[str, Any] = {} if conversation.model is None else {"model": conversation.model}
     system, others = outside(conversation.messages, notes, lambda message: message.native_role == "system")
     if system is not None:
-        out["system"] = write_content(system.parts, system.flat, notes)
+        out["system"] = write_said(system.parts, system.flat, notes)
     written = [_write_message(message, notes) for message in others]
     out["messages"] = [message for message in written if message is not None]
-    tools = [write_tool(tool, notes) for tool in conversation.tools]
-    if tools := [tool for tool in tools if tool is not None]:
-        out["tools"] = tools
+    if conversation.tools:
+        out["tools"] = [write_tool(tool, notes) for tool in conversation.tools]
     _write_options(conversation, out, notes)
     if notes.is_home:
         return added(out, conversation, NAME)
@@ -391,7 +380,7 @@ def _write_message(message: ir.Message, notes: LossLedger) -> Json:
     role: str = "user" if message.role == "tool" else message.role
     if home and native is not None and ROLES.get(native, "user") == message.role:
         role = native
-    out: dict[str, Any] = {"role": role, "content": write_content(message.parts, message.flat, notes)}
+    out: dict[str, Any] = {"role": role, "content": write_said(message.parts, message.flat, notes)}
     if home:
         return added(out, message, NAME)
     if out["content"] == []:
@@ -401,18 +390,14 @@ def _write_message(message: ir.Message, notes: LossLedger) -> Json:
 
 
 def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
-    """Write a tool definition; None, with a note, for a tool that only another vendor runs."""
+    """Write a tool definition."""
     home = notes.is_home
     if tool.kind == "server":
-        if not home:
-            notes.drop(tool.at, "tool", f"{tool.name} is run by {notes.source} itself", tool.payload)
-        return tool.payload if home else None
-    schema = tool.schema if tool.kind == "function" else FREE_TEXT
+        return tool.payload
+    schema = tool.schema
     if schema is None and not home:
         notes.synthesise(tool.at, "required", "a tool has a schema here")
         schema = {"type": "object", "properties": {}}
-    if tool.kind != "function":
-        notes.degrade(tool.at, "tool", "a tool for free text takes an object with the member input here")
     out = without_none({
         "name": tool.name, "description": tool.description, "input_schema": schema, "strict": tool.strict,
         "cache_control": None if tool.cache is None else _write_cache(tool.cache, home),
@@ -423,16 +408,7 @@ def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
 def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: LossLedger) -> None:
     home, left = notes.is_home, dict(conversation.options)
     at = conversation.options_at
-    limits: dict[str, tuple[Any, Any]] = {"max_tokens": (1, None), "temperature": (0, 1), "top_k": (0, None)}
-    for member in SAME:
-        name = "stop" if member == "stop_sequences" else member
-        value = left.pop(name, None)
-        if name == "service_tier" and value not in (None, "auto", "standard_only") and not home:
-            lose_option(notes, at, name, value, "no such service_tier here")
-        elif name == "stop" and value is not None:
-            out[member] = list(value)
-        elif value is not None:
-            out[member] = value if home else bounded(value, *limits.get(name, (None, None)), notes, at, name)
+    out |= write_options(left, SAME, notes, at, NAMES, BOUNDS, KNOWN)
     if (user := left.pop("user", None)) is not None:
         out["metadata"] = {"user_id": user}
     _write_thinking(left, out, notes, at)
@@ -544,7 +520,7 @@ def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
     out = without_none({"id": answer.id, "model": answer.model})
     out["content"] = []
     for candidate in answer.candidates[:1]:
-        out["content"] = write_blocks(candidate.message.parts, notes)
+        out["content"] = write_said(candidate.message.parts, False, notes)
         if (word := ENDINGS.write(candidate, notes)) is not None:
             out["stop_reason"] = word
         if candidate.stop_sequence is not None or not notes.is_home:

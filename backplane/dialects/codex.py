@@ -8,6 +8,8 @@ event repeats the whole answer and is the better truth, because gateways leave o
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -16,15 +18,14 @@ from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import ir
 from backplane.dialects.chat import ERROR, FORM_MEMBERS, audio_type, is_form, read_choice_of_tool
+from backplane.dialects.chat import KNOWN as CHAT_KNOWN
 from backplane.dialects.common import (
-    EFFORT_BUDGETS,
     NUMBER,
     UNSAID,
     Counters,
     LossLedger,
     added,
     arguments_text,
-    bounded,
     by_address,
     effort_word,
     ext_of,
@@ -43,6 +44,8 @@ from backplane.dialects.common import (
     read_url,
     take_options,
     without_none,
+    write_content,
+    write_options,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
@@ -113,7 +116,8 @@ BOUNDS: Final[dict[str, tuple[Any, Any]]] = {
     "max_output_tokens": (16, None), "temperature": (0, 2), "top_logprobs": (0, 20),
 }  # fmt: skip
 """Member → least and most that the server takes."""
-TIERS: Final = frozenset({"auto", "default", "flex", "scale", "priority"})
+NAMES: Final = {"max_output_tokens": "max_tokens"}
+KNOWN: Final = {**CHAT_KNOWN, "service_tier": frozenset({"auto", "default", "flex", "scale", "priority"})}
 
 
 # Blocks of a content list ---------------------------------------------------------------------------------------------
@@ -195,19 +199,11 @@ def write_block(part: ir.Part, notes: LossLedger, text: str = "input_text") -> J
             out = {"type": "refusal", "refusal": part.text}
         case ir.Media() if home or text == "input_text":
             out = _write_media(part, notes)
-    if out is None and isinstance(part, ir.Media) and part.text is not None and not home:
-        notes.degrade(part.at, "media", "its words are said as a text here")
-        out = {"type": text, "text": part.text}
     if out is None:
         notes.lose_part(part)
         return None
-    return _with_members(out, part) if home else out
-
-
-def _with_members(out: dict[str, Any], part: ir.Part) -> dict[str, Any]:
-    """Add a part's own members, but for those of its item."""
-    mine = {name: value for name, value in part.ext.get(NAME, {}).items() if name != ".."}
-    return {**{name: value for name, value in mine.items() if name not in out}, **out} if mine else out
+    mine = part.ext.get(NAME, {}) if home else {}
+    return merged(out, {name: value for name, value in mine.items() if name != ".."})  # `..` is its item's
 
 
 def write_citations(part: ir.Text, notes: LossLedger) -> list[Json]:
@@ -240,19 +236,9 @@ def _write_media(part: ir.Media, notes: LossLedger) -> dict[str, Any] | None:
     return None
 
 
-def write_blocks(parts: tuple[ir.Part, ...] | list[ir.Part], notes: LossLedger, text: str = "input_text") -> list[Json]:
-    """Write blocks; those that this vendor has no word for are left out."""
-    made = ((part, write_block(part, notes, text)) for part in parts)
-    return [block for part, block in made if block is not None or getattr(part, "dialect", "") == NAME]
-
-
-def write_content(
-    parts: tuple[ir.Part, ...] | list[ir.Part], flat: bool | None, notes: LossLedger, text: str = "input_text"
-) -> Json:
+def write_said(parts: Iterable[ir.Part], flat: bool | None, notes: LossLedger, text: str = "input_text") -> Json:
     """Write a content: one text where that says the same, else a list of blocks."""
-    made = write_blocks(parts, notes, text)
-    is_bare = len(made) == 1 and type(made[0]) is dict and made[0].keys() == {"type", "text"}
-    return made[0]["text"] if flat is not False and is_bare else made
+    return write_content(parts, flat, partial(write_block, notes=notes, text=text), NAME)
 
 
 # Items, read ----------------------------------------------------------------------------------------------------------
@@ -387,8 +373,8 @@ def write_item(part: ir.Part, notes: LossLedger) -> Json:
 def _write_output(part: ir.ToolOutput, notes: LossLedger) -> Json:
     is_text = len(part.content) <= 1 and all(isinstance(inner, ir.Text) for inner in part.content)
     is_list = part.flat is False and (notes.is_home or not is_text)
-    if is_list or any(isinstance(inner, ir.Media) and inner.text is None for inner in part.content):
-        return write_blocks(part.content, notes)
+    if is_list or any(isinstance(inner, ir.Media) for inner in part.content):
+        return write_said(part.content, False, notes)
     return notes.plain_text(part.content)
 
 
@@ -424,7 +410,7 @@ def _write_message(message: ir.Message, notes: LossLedger) -> list[Json]:
         return out
     native, role = message.native_role, "user" if message.role == "tool" else message.role
     is_own = native is not None and (ROLES.get(native) == message.role or (home and native not in ROLES))
-    content = write_content(others, message.flat, notes)
+    content = write_said(others, message.flat, notes)
     if content == [] and (message.flat is not False or not home):
         content = "" if message.flat is not None or not home or not message.at else None
     made: dict[str, Any] = {"type": "message", "role": native if is_own and not out else role, "content": content}
@@ -453,7 +439,7 @@ def write_turn(message: ir.Message, notes: LossLedger) -> list[Json]:
 
 def _write_said(parts: list[ir.Part], message: ir.Message, notes: LossLedger) -> list[Json]:
     flat = False if notes.is_answer and not (notes.is_home and message.flat) else message.flat
-    content = write_content(parts, flat, notes, "output_text")
+    content = write_said(parts, flat, notes, "output_text")
     out: dict[str, Any] = {"type": "message", "role": "assistant", "content": content}
     # A message that was read says how it was written; any other has every member that the vendor's type requires.
     if type(content) is list and (not notes.is_home or message.flat is None):
@@ -485,7 +471,7 @@ def read_request(document: Json) -> ir.Conversation:
     elif not is_read:
         rest["input"] = UNSAID
     found = pop(rest, "tools", list) if rest.get("tools") else ()  # an empty list stays, so that it is written again
-    options, places = take_options(rest, SAME, {"max_output_tokens": "max_tokens"})
+    options, places = take_options(rest, SAME, NAMES)
     _read_options(rest, options, places)
     return ir.Conversation(
         dialect=NAME, messages=tuple(messages), model=pop(rest, "model"), options=options, options_at=places,
@@ -541,17 +527,16 @@ def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str,
     first = messages[0] if messages else None
     native = (None,) if home else (None, "system")
     if first is not None and first.role == "system" and first.name is None and first.native_role in native:
-        content = write_content(first.parts, first.flat, notes)
+        content = write_said(first.parts, first.flat, notes)
         if type(content) is str:
             out["instructions"] = content
             messages = messages[1:]
     if home and len(messages) == 1 and messages[0].at == "/input" and messages[0].flat and len(messages[0].parts) == 1:
-        out["input"] = write_content(messages[0].parts, True, notes)
+        out["input"] = write_said(messages[0].parts, True, notes)
     else:
         out["input"] = write_items(messages, notes)
-    tools = [write_tool(tool, notes) for tool in conversation.tools]
-    if tools := [tool for tool in tools if tool is not None]:
-        out["tools"] = tools
+    if conversation.tools:
+        out["tools"] = [write_tool(tool, notes) for tool in conversation.tools]
     _write_options(conversation, out, notes)
     if home:
         return added(out, conversation, NAME)
@@ -560,12 +545,10 @@ def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str,
 
 
 def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
-    """Write a tool definition; None, with a note, for a tool that only another vendor runs."""
+    """Write a tool definition."""
     home = notes.is_home
     if tool.kind == "server":
-        if not home:
-            notes.drop(tool.at, "tool", f"{tool.name} is run by {notes.source} itself", tool.payload)
-        return tool.payload if home else None
+        return tool.payload
     strict = tool.strict
     if strict is None and tool.kind == "function" and not home:
         # Without the word this vendor would take every schema for a strict one.
@@ -580,28 +563,14 @@ def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
 
 def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: LossLedger) -> None:
     home, left, at = notes.is_home, dict(conversation.options), conversation.options_at
-    for member in SAME:
-        name = "max_tokens" if member == "max_output_tokens" else member
-        if (value := left.pop(name, None)) is None:
-            continue
-        if not home and name == "service_tier" and value not in TIERS:
-            lose_option(notes, at, name, value, "no such service_tier here")
-        elif not home and name == "metadata" and not all(type(label) is str for label in value.values()):
-            lose_option(notes, at, name, value, "labels are texts here")
-        else:
-            out[member] = value if home else bounded(value, *BOUNDS.get(member, (None, None)), notes, at, name)
-    effort, verbosity = left.pop("reasoning_effort", None), left.pop("verbosity", None)
+    out |= write_options(left, SAME, notes, at, NAMES, BOUNDS, KNOWN)
+    reasoning = write_options(left, ("effort",), notes, at, {"effort": "reasoning_effort"}, {}, KNOWN)
     if (budget := left.pop("reasoning_budget", None)) is not None:
-        effort = effort_word(budget, conversation, notes) or effort
-    if effort is not None and (home or effort in EFFORT_BUDGETS):
-        out["reasoning"] = {"effort": effort}
-    elif effort is not None:
-        lose_option(notes, at, "reasoning_effort", effort, "no such reasoning_effort here")
-    text: dict[str, Any] = {}
-    if verbosity is not None and (home or verbosity in ("low", "medium", "high")):
-        text["verbosity"] = verbosity
-    elif verbosity is not None:
-        lose_option(notes, at, "verbosity", verbosity, "no such verbosity here")
+        word = effort_word(budget, conversation, notes)
+        reasoning = reasoning if word is None else {"effort": word}
+    if reasoning:
+        out["reasoning"] = reasoning
+    text = write_options(left, ("verbosity",), notes, at, known=KNOWN)
     if (form := left.pop("response_format", None)) is not None:
         body = {name: value for name, value in form.items() if name in FORM_MEMBERS}
         named = {"type": "json_schema", **({} if home else {"name": "answer"}), **body}

@@ -74,19 +74,26 @@ def arguments_text(call: ir.ToolUse) -> str:
     return call.input if isinstance(call.input, str) else json_text(call.input)
 
 
-def arguments_object(call: ir.ToolUse, ledger: LossLedger) -> Json:
-    """Return the arguments for a dialect that takes only objects."""
-    if type(call.input) is dict or ledger.is_home:
-        return call.input
-    name = "input" if call.kind == "custom" else "arguments"
-    ledger.degrade(call.at, "arguments", f"no JSON object; it stands in the member {name}", call.input)
-    return {name: call.input}
-
-
 @cache
 def snake(name: str) -> str:
     """Spell a member's name in snake_case."""
     return _UPPER.sub(lambda match: "_" + match[0].lower(), name)
+
+
+def spelled_at(at: str, document: Json) -> str:
+    """Return a pointer by the names that the document has, which may be in snake_case or in camelCase."""
+    out = ""
+    for step in at.split("/")[1:]:
+        if type(document) is dict:
+            if step not in document:
+                step = next((name for name in document if snake(name) == snake(step)), step)
+            document = document.get(step)
+        elif type(document) is list and step.isdecimal() and int(step) < len(document):
+            document = document[int(step)]
+        else:
+            document = None
+        out += f"/{step}"
+    return out
 
 
 def escape(key: str) -> str:
@@ -204,6 +211,19 @@ def take_options(
     found = {name: value for name, kinds in table.items() if (value := pop(rest, name, *kinds)) is not None}
     options = {names.get(name, name): value for name, value in found.items()}
     return options, {names.get(name, name): f"{at}/{name}" for name in found}
+
+
+def write_blocks(parts: Iterable[ir.Part], write: Callable[[ir.Part], Json], dialect: str) -> list[Json]:
+    """Write blocks; those that the target has no word for are left out."""
+    made = ((part, write(part)) for part in parts)
+    return [block for part, block in made if block is not None or getattr(part, "dialect", "") == dialect]
+
+
+def write_content(parts: Iterable[ir.Part], flat: bool | None, write: Callable[[ir.Part], Json], dialect: str) -> Json:
+    """Write a content: one text where that says the same, else a list of blocks."""
+    made = write_blocks(parts, write, dialect)
+    is_bare = len(made) == 1 and type(made[0]) is dict and made[0].keys() == {"type", "text"}
+    return made[0]["text"] if is_bare and flat is not False else made
 
 
 class Calls:
@@ -324,11 +344,9 @@ class LossLedger:
     def plain_text(self, parts: tuple[ir.Part, ...]) -> str:
         """Write a result or the head of a request as one text for a dialect that takes only that."""
         for part in parts:
-            if isinstance(part, ir.Media) and part.text is not None:
-                self.degrade(part.at, "media", "a document of plain text became a text")
-            elif not isinstance(part, ir.Text):
+            if not isinstance(part, ir.Text):
                 self.lose_part(part)
-        return "\n".join(part.text for part in parts if isinstance(part, ir.Text | ir.Media) and part.text is not None)
+        return "\n".join(part.text for part in parts if isinstance(part, ir.Text))
 
 
 CODES: Final[dict[type[Any], tuple[str, str]]] = {
@@ -362,16 +380,49 @@ def bounded(value: Any, least: Any, most: Any, notes: LossLedger, places: Mappin
     return value
 
 
+def write_options(
+    left: dict[str, Any], members: Iterable[str], notes: LossLedger, places: Mapping[str, str],
+    names: Mapping[str, str] = {}, bounds: Mapping[str, tuple[Any, Any]] = {},
+    known: Mapping[str, frozenset[Any]] = {}, stops_max: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Take options whose value is the same on both sides, and return them as members.
+
+    Args:
+        members: the vendor's members.
+        names: member → option, where it has another name.
+        bounds: member → least and most that the server takes.
+        known: option → values that the server takes.
+        stops_max: most texts that end an answer; None is any number.
+    """
+    out: dict[str, Any] = {}
+    for member in members:
+        name = names.get(member, member)
+        if (value := left.pop(name, None)) is None:
+            continue
+        if notes.is_home:
+            pass
+        elif name in known and value not in known[name]:
+            lose_option(notes, places, name, value, f"no such {name} here")
+            continue
+        elif name == "metadata" and not all(type(label) is str for label in value.values()):
+            lose_option(notes, places, name, value, "labels are texts here")
+            continue
+        elif name == "stop" and stops_max is not None and len(value) > stops_max:
+            lose_option(notes, places, name, list(value[stops_max:]), f"more than {stops_max} are refused here")
+            value = value[:stops_max]
+        else:
+            value = bounded(value, *bounds.get(member, (None, None)), notes, places, name)
+        # One text that stood without a list is a tuple.
+        is_bare = type(value) is tuple and notes.is_home
+        out[member] = (value[0] if is_bare else list(value)) if name == "stop" else value
+    return out
+
+
 EFFORT_BUDGETS: Final[dict[str, int]] = {
     "none": 0, "minimal": 1024, "low": 2048, "medium": 8192, "high": 24_576, "xhigh": 32_768, "max": 65_536,
 }  # fmt: skip
 """Words for thinking and tokens for it, for vendors who know only one of both. The vendors publish no such table;
 these are the budgets that their own agents set for words of this kind."""
-
-FREE_TEXT: Final[dict[str, Json]] = {
-    "type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"],
-}  # fmt: skip
-"""The schema of a tool that takes free text, where tools take only objects."""
 
 
 def effort_word(budget: int, conversation: ir.Conversation, notes: LossLedger) -> str | None:

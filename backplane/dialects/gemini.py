@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +19,6 @@ from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifes
 from backplane.dialects import ir
 from backplane.dialects.common import (
     EFFORT_BUDGETS,
-    FREE_TEXT,
     MADE_ID,
     NUMBER,
     UNSAID,
@@ -26,8 +26,6 @@ from backplane.dialects.common import (
     Counters,
     LossLedger,
     added,
-    arguments_object,
-    bounded,
     ext_of,
     json_text,
     lose_option,
@@ -37,8 +35,11 @@ from backplane.dialects.common import (
     pop_list,
     put_back,
     snake,
+    spelled_at,
     take_options,
     without_none,
+    write_blocks,
+    write_options,
 )
 from backplane.dialects.limits import CUT_CALL, ServerLimits, Spelling, calls_in
 from backplane.dialects.outcome import Endings
@@ -89,8 +90,9 @@ CALLED_ELSEWHERE: Final = frozenset({"executableCode", "codeExecutionResult", "t
 LEVELS: Final = {"MINIMAL": "minimal", "LOW": "low", "MEDIUM": "medium", "HIGH": "high"}
 
 LIMITS: Final = ServerLimits(
-    tool_name=Spelling("[a-zA-Z0-9_.:-]", 64, "[a-zA-Z_]"), takes_empty_text=False, takes_objects=True, needs_user=True
-)
+    tool_name=Spelling("[a-zA-Z0-9_.:-]", 64, "[a-zA-Z_]"), takes_empty_text=False, takes_refusals=False,
+    takes_objects=True, needs_user=True,
+)  # fmt: skip
 """ai.google.dev, function declarations and contents, read 2026-11."""
 
 MEDIA_TYPES: Final = {"image": "image/png", "audio": "audio/wav", "video": "video/mp4"}
@@ -155,21 +157,6 @@ def snaked(value: Json, names: frozenset[str]) -> Json:
         word if (word := snake(name)) in names else name: inner if name in OPAQUE else snaked(inner, names)
         for name, inner in value.items()
     }
-
-
-def spelled_at(at: str, document: Json) -> str:
-    """Return a pointer by the names that the document has, which may be in snake_case."""
-    out = ""
-    for step in at.split("/")[1:]:
-        if type(document) is dict:
-            step = snake(step) if step not in document and snake(step) in document else step
-            document = document.get(step)
-        elif type(document) is list and step.isdecimal() and int(step) < len(document):
-            document = document[int(step)]
-        else:
-            document = None
-        out += f"/{step}"
-    return out
 
 
 # Parts, read ----------------------------------------------------------------------------------------------------------
@@ -256,20 +243,14 @@ def write_part(part: ir.Part, notes: LossLedger) -> Json:
             return part.payload
         case ir.Text():
             out = {"text": part.text}
-        case ir.Refusal():
-            notes.degrade(part.at, "part", "its words are said as a text here")
-            out = {"text": part.text}
         case ir.Thinking() if part.redacted is None and (part.text or home):
             out = {"text": part.text, "thought": True}
         case ir.ToolUse():
-            out = {"functionCall": {"name": part.name, "args": arguments_object(part, notes), **_own_id(part)}}
+            out = {"functionCall": {"name": part.name, "args": part.input, **_own_id(part)}}
         case ir.ToolOutput():
             out = {"functionResponse": _write_result(part, notes)}
         case ir.Media() if part.data is not None or part.url is not None:
             out = _write_media(part, notes)
-        case ir.Media() if part.text is not None and not home:
-            notes.degrade(part.at, "media", "its words are said as a text here")
-            out = {"text": part.text}
     if out is None:
         notes.lose_part(part)
         return None
@@ -288,9 +269,9 @@ def _write_result(part: ir.ToolOutput, notes: LossLedger) -> dict[str, Any]:
     is_value = type(part.value) is dict and texts == [json_text(part.value)]
     media: list[Json] = []
     for inner in part.content:
-        if isinstance(inner, ir.Media) and (made := write_part(inner, notes)) is not None:
-            (texts if "text" in made else media).append(made.get("text", made))
-        elif not isinstance(inner, ir.Text | ir.Media):
+        if isinstance(inner, ir.Media):
+            media += write_parts((inner,), notes)
+        elif not isinstance(inner, ir.Text):
             notes.lose_part(inner)
     if media:
         body["parts"] = media
@@ -314,8 +295,7 @@ def _write_media(part: ir.Media, notes: LossLedger) -> dict[str, Any]:
 
 def write_parts(parts: tuple[ir.Part, ...], notes: LossLedger) -> list[Json]:
     """Write parts; those that this vendor has no word for are left out."""
-    made = ((part, write_part(part, notes)) for part in parts)
-    return [one for part, one in made if one is not None or getattr(part, "dialect", "") == NAME]
+    return write_blocks(parts, partial(write_part, notes=notes), NAME)
 
 
 # Contents -------------------------------------------------------------------------------------------------------------
@@ -502,14 +482,12 @@ def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str,
 
 
 def write_tools(tools: tuple[ir.ToolSpec, ...], notes: LossLedger) -> list[Json]:
-    """Write the list of tools: functions together, as they were read; what another vendor runs itself is a loss."""
+    """Write the list of tools: functions together, as they were read."""
     out: list[Any] = []
     listed: dict[str, list[Json]] = {}
     for tool in tools:
-        if tool.kind == "server" and notes.is_home:
+        if tool.kind == "server":
             out.append(tool.payload)
-        elif tool.kind == "server":
-            notes.drop(tool.at, "tool", f"{tool.name} is run by {notes.source} itself", tool.payload)
         else:
             group = tool.at.rpartition("/")[0] if notes.is_home else ""
             if group not in listed:
@@ -522,10 +500,7 @@ def write_tools(tools: tuple[ir.ToolSpec, ...], notes: LossLedger) -> list[Json]
 def _write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
     own = tool.ext.get(NAME, {}).get("parameters") if notes.is_home else None
     is_own = own is not None and json_schema(own) == tool.schema
-    schema = tool.schema if tool.kind == "function" else FREE_TEXT
-    if tool.kind != "function":
-        notes.degrade(tool.at, "tool", "a tool for free text takes an object with the member input here")
-    out = {"name": tool.name, "description": tool.description, "parametersJsonSchema": None if is_own else schema}
+    out = {"name": tool.name, "description": tool.description, "parametersJsonSchema": None if is_own else tool.schema}
     if own is not None and not is_own:
         tool = msgspec.structs.replace(tool, ext={})
     return added(without_none(out), tool, NAME) if notes.is_home else without_none(out)
@@ -533,18 +508,7 @@ def _write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
 
 def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: LossLedger) -> None:
     home, left, at = notes.is_home, dict(conversation.options), conversation.options_at
-    config: dict[str, Any] = {}
-    for member in SAME:
-        name = OPTIONS.get(member, member)
-        if (value := left.pop(name, None)) is None:
-            continue
-        if name == "stop":
-            more = [] if home else list(value[STOPS_MAX:])
-            if more:
-                lose_option(notes, at, name, more, f"more than {STOPS_MAX} are refused here")
-            config[member] = list(value[: len(value) - len(more)])
-        else:
-            config[member] = value if home else bounded(value, *BOUNDS.get(member, (None, None)), notes, at, name)
+    config = write_options(left, SAME, notes, at, OPTIONS, BOUNDS, stops_max=STOPS_MAX)
     if thinking := _write_thinking(left, notes, at):
         config["thinkingConfig"] = thinking
     if (form := left.pop("response_format", None)) is not None:

@@ -13,7 +13,20 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from backplane.dialects.common import LossLedger
-from backplane.dialects.ir import Answer, Conversation, Message, Node, Opaque, Text, ToolOutput, ToolUse
+from backplane.dialects.ir import (
+    Answer,
+    Conversation,
+    Media,
+    Message,
+    Node,
+    Opaque,
+    Part,
+    Refusal,
+    Text,
+    ToolOutput,
+    ToolSpec,
+    ToolUse,
+)
 from backplane.dialects.outcome import RUNNABLE, has_cut_call
 from backplane.dialects.pairing import paired
 
@@ -67,6 +80,9 @@ class ServerLimits(msgspec.Struct, frozen=True):
     call_id: Spelling = ANY_WORD
     tool_name: Spelling = ANY_WORD
     takes_empty_text: bool = True
+    takes_refusals: bool = True
+    """A refusal is a block of its own."""
+    takes_text_documents: bool = False
     takes_objects: bool = False
     """Arguments of a call are an object, so that a client takes those that were cut for whole ones."""
     needs_user: bool = False
@@ -118,12 +134,57 @@ def fitted(conversation: Conversation, limits: ServerLimits, ledger: LossLedger)
         ledger.degrade(last.at, "role", "a request has a message of the user here")
         messages = (*messages[:-1], msgspec.structs.replace(last, role="user", native_role=None))
     names = _Names(limits, ledger)
-    messages = tuple(names.message(message) for message in messages)
-    tools = tuple(tool if tool.kind == "server" else names.fit(tool, "name") for tool in conversation.tools)
+    messages = tuple(names.message(_sayable_in(message, limits, ledger)) for message in messages)
+    tools = tuple(names.fit(tool, "name") for tool in _callable(conversation.tools, limits, ledger))
     choice = options.get("tool_choice")
     if choice is not None and "name" in choice and (name := limits.tool_name.fit(choice["name"])) != choice["name"]:
         changes["options"] = {**options, "tool_choice": {**choice, "name": name}}
     return msgspec.structs.replace(conversation, messages=messages, tools=tools, **changes)
+
+
+def sayable(part: Part, limits: ServerLimits, ledger: LossLedger) -> Part:
+    """Return a block in a form that the target has: some refusals, documents and arguments need another one."""
+    if isinstance(part, ToolOutput):
+        content = tuple(sayable(inner, limits, ledger) for inner in part.content)
+        return part if content == part.content else msgspec.structs.replace(part, content=content)
+    if isinstance(part, ToolUse) and limits.takes_objects and type(part.input) is not dict:
+        name = "input" if part.kind == "custom" else "arguments"
+        ledger.degrade(part.at, "arguments", f"no JSON object; it stands in the member {name}", part.input)
+        return msgspec.structs.replace(part, input={name: part.input}, text=None, kind="function")
+    code = ""
+    if isinstance(part, Refusal) and not limits.takes_refusals:
+        code = "part"
+    elif isinstance(part, Media) and part.text is not None and not limits.takes_text_documents:
+        code = "media"
+    if not code:
+        return part
+    ledger.degrade(part.at, code, "its words are said as a text here")
+    return Text(text=part.text, at=part.at, cache=part.cache)  # type: ignore[attr-defined]
+
+
+def _sayable_in(message: Message, limits: ServerLimits, ledger: LossLedger) -> Message:
+    parts = tuple(sayable(part, limits, ledger) for part in message.parts)
+    return message if parts == message.parts else msgspec.structs.replace(message, parts=parts)
+
+
+FREE_TEXT: Final[dict[str, Any]] = {
+    "type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"],
+}  # fmt: skip
+"""The schema of a tool that takes free text, where tools take only objects."""
+
+
+def _callable(tools: tuple[ToolSpec, ...], limits: ServerLimits, ledger: LossLedger) -> list[ToolSpec]:
+    """Return the tools that the target can have: none that its source runs itself."""
+    out = []
+    for tool in tools:
+        if tool.kind == "server":
+            ledger.drop(tool.at, "tool", f"{tool.name} is run by {ledger.source} itself", tool.payload)
+        elif tool.kind == "custom" and limits.takes_objects:
+            ledger.degrade(tool.at, "tool", "a tool for free text takes an object with the member input here")
+            out.append(msgspec.structs.replace(tool, kind="function", schema=FREE_TEXT))
+        else:
+            out.append(tool)
+    return out
 
 
 WORDLESS: Final = "(nothing)"
@@ -132,18 +193,20 @@ CUT_CALL: Final = "a call whose arguments were cut would be run as a whole one h
 
 
 def runnable(answer: Answer, limits: ServerLimits, ledger: LossLedger) -> Answer:
-    """Return an answer without the calls that were cut, where the target's clients would run them."""
-    if not limits.takes_objects or not any(has_cut_call(one.message.parts) for one in answer.candidates):
-        return answer
+    """Return an answer in forms that the target has, without cut calls where its clients would run them."""
+    limits = msgspec.structs.replace(limits, takes_text_documents=False)  # No answer holds a document.
     candidates = []
     for one in answer.candidates:
-        kept = tuple(part for part in one.message.parts if not (isinstance(part, ToolUse) and part.is_cut))
-        for part in one.message.parts:
-            if isinstance(part, ToolUse) and part.is_cut:
-                ledger.drop(part.at, "arguments", CUT_CALL, part.input)
-        changes: dict[str, Any] = {"message": msgspec.structs.replace(one.message, parts=kept)}
-        if len(kept) < len(one.message.parts) and one.stop in RUNNABLE:
-            changes |= {"stop": "max_tokens", "stop_raw": None}
+        changes: dict[str, Any] = {}
+        message = one.message
+        if limits.takes_objects and has_cut_call(message.parts):
+            for part in message.parts:
+                if isinstance(part, ToolUse) and part.is_cut:
+                    ledger.drop(part.at, "arguments", CUT_CALL, part.input)
+            kept = tuple(part for part in message.parts if not (isinstance(part, ToolUse) and part.is_cut))
+            message = msgspec.structs.replace(message, parts=kept)
+            changes = {"stop": "max_tokens", "stop_raw": None} if one.stop in RUNNABLE else {}
+        changes["message"] = _sayable_in(message, limits, ledger)
         candidates.append(msgspec.structs.replace(one, **changes))
     return msgspec.structs.replace(answer, candidates=tuple(candidates))
 

@@ -13,6 +13,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.dialects import ir
 from backplane.dialects.common import NUMBER, LossLedger, arguments_text, json_text, kind_of, parse_json, read_arguments
+from backplane.dialects.limits import sayable
 
 Key = tuple[int, int]
 """Choice and index of a block."""
@@ -494,7 +495,8 @@ class BlockWriter:
         part = self.sum.part(*key)
         if part is None or (self.is_complete and self._lose_late()):
             return []
-        made = self.whole(key, part)
+        is_cut = isinstance(part, ir.ToolUse) and part.is_cut
+        made = self.whole(key, part if is_cut else sayable(part, self.dialect.limits, self.ledger))
         if made is None and not (
             isinstance(part, ir.Text | ir.Refusal | ir.Thinking) and not part.text and not _redacted(part)
         ):

@@ -5,6 +5,7 @@ Acme says `turns` of `who` and `say`; an answer is one turn with an `outcome`; a
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from backplane.contract.canonical import Json
@@ -15,7 +16,6 @@ from backplane.dialects.common import (
     Counters,
     LossLedger,
     added,
-    arguments_object,
     bounded,
     ext_of,
     lose_option,
@@ -26,6 +26,7 @@ from backplane.dialects.common import (
     put_back,
     read_content,
     without_none,
+    write_blocks,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
@@ -72,25 +73,23 @@ def write_block(part: ir.Part, notes: LossLedger) -> Json:
     match part:
         case ir.Opaque() if part.dialect == NAME:
             return part.payload
-        case ir.Text() | ir.Refusal():
+        case ir.Text():
             out = {"type": "text", "text": part.text}
         case ir.Thinking() if part.redacted is None:
             out = {"type": "thought", "words": part.text}
         case ir.ToolUse():
-            out = {"type": "call", "id": part.id, "tool": part.name, "with": arguments_object(part, notes)}
+            out = {"type": "call", "id": part.id, "tool": part.name, "with": part.input}
         case ir.ToolOutput():
-            says = write_blocks(part.content, notes)
+            says = write_say(part.content, notes)
             out = without_none({"type": "result", "id": part.id, "says": says, "failed": part.is_error})
-        case ir.Media() if part.text is not None:
-            out = {"type": "text", "text": part.text}
         case _:
             notes.lose_part(part)
             return None
     return added(out, part, NAME) if notes.is_home else out
 
 
-def write_blocks(parts: tuple[ir.Part, ...], notes: LossLedger) -> list[Json]:
-    return [block for part in parts if (block := write_block(part, notes)) is not None]
+def write_say(parts: tuple[ir.Part, ...], notes: LossLedger) -> list[Json]:
+    return write_blocks(parts, partial(write_block, notes=notes), NAME)
 
 
 # Requests -------------------------------------------------------------------------------------------------------------
@@ -130,11 +129,10 @@ def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str,
     out: dict[str, Any] = {} if conversation.model is None else {"robot": conversation.model}
     out["turns"] = []
     for message in conversation.messages:
-        turn = {"who": WHO[message.role], "say": write_blocks(message.parts, notes)}
+        turn = {"who": WHO[message.role], "say": write_say(message.parts, notes)}
         out["turns"].append(added(turn, message, NAME) if notes.is_home else turn)
-    gadgets = [write_tool(tool, notes) for tool in conversation.tools]
-    if gadgets := [gadget for gadget in gadgets if gadget is not None]:
-        out["gadgets"] = gadgets
+    if conversation.tools:
+        out["gadgets"] = [write_tool(tool, notes) for tool in conversation.tools]
     left, at = dict(conversation.options), conversation.options_at
     if (limit := left.pop("max_tokens", None)) is not None:
         out["limits"] = {"tokens": bounded(limit, 1, 9999, notes, at, "max_tokens")}
@@ -150,9 +148,6 @@ def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str,
 
 
 def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
-    if tool.kind == "server":
-        notes.drop(tool.at, "tool", f"{tool.name} is run by {notes.source} itself")
-        return None
     out = without_none({"tool": tool.name, "about": tool.description, "takes": tool.schema})
     return added(out, tool, NAME) if notes.is_home else out
 
@@ -179,7 +174,7 @@ def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
         return write_error(answer, notes, {}, {})
     out = without_none({"number": answer.id, "robot": answer.model})
     for candidate in answer.candidates[:1]:
-        out |= {"say": write_blocks(candidate.message.parts, notes), "outcome": ENDINGS.write(candidate, notes)}
+        out |= {"say": write_say(candidate.message.parts, notes), "outcome": ENDINGS.write(candidate, notes)}
     if answer.usage is not None:
         out["bill"] = USAGE.write(answer.usage, notes)
     return added(out, answer, NAME) if notes.is_home else out
@@ -217,7 +212,7 @@ class Writer(BlockWriter):
         return [{"more": text}]
 
     def whole(self, key: Key, part: ir.Part) -> list[Json] | None:
-        return [{"begin": block} for block in write_blocks((part,), self.ledger)] or None
+        return [{"begin": block} for block in write_say((part,), self.ledger)] or None
 
     def stop(self, event: ir.Stopped) -> list[Json]:
         return [{"outcome": self.words[event.choice]}]
@@ -227,5 +222,5 @@ DIALECT: Final = Dialect(
     NAME=NAME, TOOL_NAMES={}, CAPABILITIES=Manifest({"streaming": NATIVE}), DEFAULTS={"model": "acme-1"},
     read_request=read_request, write_request=write_request, read_answer=read_answer, write_answer=write_answer,
     read_stream=Reader, write_stream=Writer, usage=USAGE, endings=ENDINGS,
-    limits=ServerLimits(tool_name=Spelling("[a-z_]", 16)),
+    limits=ServerLimits(tool_name=Spelling("[a-z_]", 16), takes_refusals=False, takes_objects=True),
 )  # fmt: skip
