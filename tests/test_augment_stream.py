@@ -280,7 +280,7 @@ def test_the_command_writes_a_request_and_its_losses() -> None:
     data = json.dumps({"prompt": "hi", "model": "m", "blobs": {"a": "b"}}).encode()
     done = translate("--from", "augment", "--to", "openai", "--kind", "request", data=data)
     assert json.loads(done.stdout) == {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-    assert [json.loads(line)["path"] for line in done.stderr.splitlines()] == ["/blobs/a"]
+    assert [json.loads(line)["path"] for line in done.stderr.splitlines()] == ["/blobs"]
     assert translate("--from", "augment", "--to", "openai", "--strict", data=data).returncode == 1
 
 

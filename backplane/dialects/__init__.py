@@ -143,7 +143,7 @@ def unnamed_losses(
     for place, how in differences(reader.normal(document), reader.normal(back)):
         at = reader.spelled_at(place, document)
         if not is_named(at, paths):
-            code = "required" if how == "synthesised" else code_of(at)
+            code = "required" if how == "synthesised" else code_of(at, how)
             yield Loss(path=at, dialect=reader.NAME, target=writer.NAME, kind=how, code=code, reason=REASONS[how])
 
 

@@ -19,7 +19,6 @@ from backplane.dialects.common import (
     LossLedger,
     arguments_text,
     escape,
-    ext_of,
     json_text,
     members_of,
     parse_json,
@@ -151,10 +150,6 @@ class Members:
         """Return what was not taken and says something."""
         return {key: value for key, value in self.left.items() if value not in NOTHING}
 
-    def ext(self) -> ir.Ext:
-        """Return what was not taken as the extension slot of a node."""
-        return ext_of(NAME, self.rest())
-
     def lose_rest(self) -> None:
         """Report what was not taken."""
         for key, value in self.rest().items():
@@ -275,15 +270,17 @@ def read_answer(text: str, nodes: Iterable[tuple[str, Json]], at: str, ledger: L
         if kind in pieces:
             pieces[kind] += members.text("content")
         elif kind == THINKING and body is not None:
-            thoughts.append(ir.Thinking(text=body.text("summary"), at=where, ext=body.ext()))
+            thoughts.append(ir.Thinking(text=body.text("summary"), at=where))
+            body.lose_rest()
         elif kind in (TOOL_USE, TOOL_USE_START) and body is not None:
             written, call_id = body.text("input_json"), body.text("tool_use_id")
             if kind == TOOL_USE_START:
                 begun[call_id] = (where, node)
                 continue
+            call_name = body.text("tool_name")
+            body.lose_rest()
             calls.setdefault(call_id, ir.ToolUse(
-                id=call_id, name=body.text("tool_name"), text=written or None, input=read_arguments(written), at=where,
-                ext=body.ext(),
+                id=call_id, name=call_name, text=written or None, input=read_arguments(written), at=where,
             ))  # fmt: skip
         else:
             ledger.drop(where, "part", f"a node of type {kind} is no part of an answer", node)
@@ -371,7 +368,8 @@ def _read_summary(node: Json, at: str, ledger: LossLedger) -> Iterator[ir.Messag
     missing = [one for one in (summary, middle) if one not in words]
     text = "\n\n".join(found for found in (words if template else "Summary of what came before:", *missing) if found)
     kept = list(body.listed("history_end"))
-    yield ir.Message(role="user", parts=(ir.Text(text=text, at=at),), at=at, ext=body.ext())
+    body.lose_rest()
+    yield ir.Message(role="user", parts=(ir.Text(text=text, at=at),), at=at)
     for end_at, exchange in kept:
         yield from read_exchange(exchange, end_at, ledger)
 
@@ -408,8 +406,9 @@ def to_ir(request: Json, system: str = "") -> ir.Translated[ir.Conversation]:
     if not flags.take(bool, "support_parallel_tool_use") and tools:
         options = {"parallel_tool_calls": False}
     flags.lose_rest()
+    members.lose_rest()
     conversation = ir.Conversation(
-        dialect=NAME, messages=(*head, *messages), model=model, tools=tools, options=options, ext=members.ext(),
+        dialect=NAME, messages=(*head, *messages), model=model, tools=tools, options=options,
         options_at=dict.fromkeys(options, f"{flags.at}/support_parallel_tool_use"),
     )  # fmt: skip
     # An editor may have been stopped anywhere: calls without results, results without calls, results that come late.
@@ -483,7 +482,8 @@ def _read_tool(value: Json, at: str, ledger: LossLedger) -> ir.ToolSpec:
         ledger.synthesise(f"{at}/input_schema", "required", "a tool without a schema takes any object")
         schema = {"type": "object", "properties": {}}
     name, description = members.text("name"), members.text("description") or None
-    return ir.ToolSpec(name=name, description=description, schema=schema, at=at, ext=members.ext())
+    members.lose_rest()
+    return ir.ToolSpec(name=name, description=description, schema=schema, at=at)
 
 
 def reply_of(request: Json) -> Reply:

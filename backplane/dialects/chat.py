@@ -310,9 +310,7 @@ def _read_assistant(
     for field in flavour.thinking_fields:
         if not parts and (text := pop(rest, field)) is not None:
             proof = pop(rest, flavour.signature_field) if flavour.signature_field else None
-            proof_at = f"{at}/{flavour.signature_field}" if proof is not None else ""
-            thought = ir.Thinking(text=text, field=field, signature=proof, signature_at=proof_at, at=f"{at}/{field}")
-            parts.append(thought)
+            parts.append(ir.Thinking(text=text, field=field, signature=proof, at=f"{at}/{field}"))
     parts += content
     if (refusal := pop(rest, "refusal")) is not None:
         parts.append(ir.Refusal(text=refusal, at=f"{at}/refusal"))
@@ -1070,5 +1068,5 @@ def dialect_of(
         read_request=partial(read_request, flavour=flavour), write_request=partial(write_request, flavour=flavour),
         read_answer=partial(read_answer, flavour=flavour), write_answer=partial(write_answer, flavour=flavour),
         read_stream=partial(reader, flavour=flavour), write_stream=partial(StreamWriter, flavour=flavour),
-        usage=flavour.usage, endings=ENDINGS, error=ERROR, limits=LIMITS, shares=is_shared,
+        usage=flavour.usage, endings=ENDINGS, error=ERROR, limits=LIMITS,
     )  # fmt: skip

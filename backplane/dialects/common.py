@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -449,32 +449,6 @@ def by_address(one: ir.Citation, part: ir.Text, notes: LossLedger) -> ir.Citatio
     if one.quote is not None:
         notes.drop(one.at, "citation", "the words cited are not said here", one.quote)
     return msgspec.structs.replace(one, **changes)
-
-
-def nodes_of(value: ir.Conversation | ir.Answer) -> Iterator[ir.Node]:
-    """Yield everything in a conversation or an answer that may have members of its own dialect."""
-    yield value
-    if isinstance(value, ir.Answer):
-        yield from value.candidates
-        yield from () if value.usage is None else (value.usage,)
-    else:
-        yield from value.tools
-    messages = (one.message for one in value.candidates) if isinstance(value, ir.Answer) else value.messages
-    for message in messages:
-        yield message
-        for part in message.parts:
-            yield part
-            yield from getattr(part, "content", ())
-            yield from getattr(part, "citations", ())
-
-
-def members_at(members: Mapping[str, Any], at: str) -> Iterator[tuple[str, Any]]:
-    """Yield pointer and value of the members of an extension slot; of an object the members that are left."""
-    for name, value in members.items():
-        if type(value) is dict and value:
-            yield from members_at(value, item_of(at) if name == ".." else f"{at}/{escape(name)}")
-        elif value not in (None, [], {}, UNSAID):
-            yield f"{at}/{escape(name)}", value
 
 
 # Counters -------------------------------------------------------------------------------------------------------------

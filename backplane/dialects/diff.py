@@ -23,6 +23,7 @@ CODES: Final[dict[str, str]] = {
     "usage_metadata": "usage", "id": "identity", "model": "identity", "created": "identity", "created_at": "identity",
     "cache_control": "cache", "citations": "citation", "annotations": "citation", "signature": "signature",
     "thoughtSignature": "signature", "thinking": "thinking", "reasoning_content": "thinking", "role": "role",
+    "name": "role", "detail": "media", "filename": "media", "is_error": "tool_field", "arguments": "arguments",
     "finish_reason": "stop", "stop_reason": "stop", "stop_sequence": "stop", "finishReason": "stop",
 }  # fmt: skip
 """Member → code of the loss of what is in it; the innermost counts."""
@@ -123,10 +124,11 @@ def _name(value: Json) -> Any:
     return None
 
 
-def code_of(at: str) -> str:
-    """Return the code of a loss by the innermost member that has one."""
-    steps = [step for step in at.split("/")[1:] if not step.isdecimal()]
-    return next((CODES[step] for step in reversed(steps) if step in CODES), "option" if len(steps) == 1 else "part")
+def code_of(at: str, kind: LossKind) -> str:
+    """Return the code of a loss by the innermost member that has one; any other member is its dialect's own."""
+    steps = at.split("/")[1:]
+    other = "option" if len(steps) == 1 else "part" if kind == "degraded" or steps[-1].isdecimal() else "extension"
+    return next((CODES[step] for step in reversed(steps) if step in CODES), other)
 
 
 def is_named(at: str, named: Iterable[str]) -> bool:

@@ -59,8 +59,6 @@ class Part(Node, frozen=True, kw_only=True, gc=False):
 
     signature: str | None = None
     """The vendor's proof that it made this block; other vendors cannot use it."""
-    signature_at: str = ""
-    """JSON pointer to the signature's source, if that is not the block itself."""
     cache: dict[str, Any] | None = None
     """A breakpoint of the prompt cache after this block; `{"ttl": …}`, or empty for the vendor's own lifetime."""
 

@@ -12,7 +12,7 @@ from backplane.contract.capability import Manifest
 from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
 from backplane.dialects import agent_events
-from backplane.dialects.common import Counters, LossLedger, members_at, nodes_of
+from backplane.dialects.common import Counters, LossLedger
 from backplane.dialects.diff import code_of, differences
 from backplane.dialects.ir import Answer, Conversation, Message, ToolOutput, ToolUse, Translated
 from backplane.dialects.limits import ServerLimits, check_meaning, fitted, runnable
@@ -26,11 +26,6 @@ ReadT = TypeVar("ReadT", Conversation, Answer)
 def no_name(chunk: Json) -> str | None:
     """Return the name under which a chunk is sent; this vendor sends none."""
     return None
-
-
-def shares_none(dialect: str, name: str, value: Json) -> bool:
-    """Return False: no member of another dialect's own is written."""
-    return False
 
 
 def same(document: Json) -> Json:
@@ -75,8 +70,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """Members beside an error."""
     limits: ServerLimits = ServerLimits()
     """What the server refuses although its types take it."""
-    shares: Callable[[str, str, Json], bool] = shares_none
-    """Returns whether a member of another dialect's own, by dialect and name, is written as it is."""
     normal: Callable[[Json], Json] = same
     """Writes a document in the vendor's first spelling, where it takes two."""
     spelled_at: Callable[[str, Json], str] = first
@@ -107,22 +100,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             if msgspec.structs.replace(before, raw=raw) == value:
                 return Translated(raw)
             for at, kind in differences(raw, write(before, LossLedger(self.NAME, self.NAME)), exact=True):
-                ledger.note(kind, at, code_of(at), "after an edit it is written in another form")
+                ledger.note(kind, at, code_of(at, kind), "after an edit it is written in another form")
         return Translated(write(value, ledger), ledger.done())
 
     def _foreign(self, conversation: Conversation, ledger: LossLedger) -> Json:
         check_meaning(conversation, ledger)
-        self._lose_members(conversation, ledger)
         fit = self._with_schemas(fitted(conversation, self.limits, ledger), ledger)
         return self.write_request(fit, ledger)
-
-    def _lose_members(self, value: Conversation | Answer, notes: LossLedger) -> None:
-        """Note the members that only another dialect knows."""
-        for node in nodes_of(value):
-            for dialect, members in node.ext.items() if node.ext else ():
-                left = {name: one for name, one in members.items() if not self.shares(dialect, name, one)}
-                for at, member in members_at(left, node.at):
-                    notes.drop(at, "extension", f"only {notes.source} knows it", member)
 
     def _with_schemas(self, conversation: Conversation, ledger: LossLedger) -> Conversation:
         """Write the schemas of the tools as the server takes them."""
@@ -150,7 +134,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         ledger = LossLedger(answer.dialect, self.NAME, is_answer=True)
         if ledger.is_home:
             return self._home(answer, self.read_answer, self.write_answer, ledger)
-        self._lose_members(answer, ledger)
         return Translated(self.write_answer(runnable(answer, self.limits, ledger), ledger), ledger.done())
 
     def map_work_order(self, order: WorkOrder, config: Mapping[str, Json]) -> Translated[Json]:

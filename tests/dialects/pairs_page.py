@@ -171,7 +171,7 @@ def essence(value: Any) -> Any:
         return [essence(part) for part in value]
     if not isinstance(value, msgspec.Struct):
         return value
-    besides = {"at", "ext", "raw", "dialect", "flat", "field", "options_at", "stop_at", "stop_raw", "signature_at"}
+    besides = {"at", "ext", "raw", "dialect", "flat", "field", "options_at", "stop_at", "stop_raw"}
     if isinstance(value, ir.ToolOutput):
         besides |= {"name", "is_error"} if not value.is_error else {"name"}
     elif isinstance(value, ir.Media):
@@ -192,7 +192,7 @@ def verdict(probe: Any, source: str, target: str, kind: Any) -> str:
     except TranslationError:
         return WORDS["refused"]
     # The probes have no extensions: what is lost of that kind the source's writer says in every document.
-    besides = ("identity", "required", "extension")
+    besides = ("identity", "required")
     kinds = {loss.kind for loss in losses if loss.is_material and loss.code not in besides}
     return WORDS[next((one for one in ("dropped", "degraded") if one in kinds), "carried")]
 
