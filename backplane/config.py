@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from backplane.contract.choices import explain, explained
+from backplane.contract.unknown import explain, explained
 from backplane.contract.work import PolicyProfile
 from backplane.errors import ConfigError, PolicyError, StoreError, require_type
 

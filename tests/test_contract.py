@@ -29,7 +29,7 @@ from backplane.contract.capability import (
     restricted,
 )
 from backplane.contract.receipt import CONTRACT_VERSION, Receipt, read_receipt, receipt_hash, verify_bytes
-from backplane.contract.unheard import UNHEARD
+from backplane.contract.unknown import UNHEARD
 from backplane.contract.work import SETTINGS, PolicyProfile, WorkOrder
 
 TS = "2025-01-15T12:00:00Z"

@@ -22,7 +22,7 @@ from backplane.contract.events import (
     carry,
 )
 from backplane.contract.receipt import Usage
-from backplane.contract.unheard import misspelt
+from backplane.contract.unknown import misspelt
 from backplane.view import columns, diff, figures, live
 from backplane.view.console import Look
 from backplane.view.picture import KEPT_MAX, Picture, Step
@@ -241,11 +241,11 @@ def test_a_painter_writes_nothing_if_nothing_has_changed() -> None:
     ("name", "meant"),
     [
         ("modle", "model"), ("model", "model"), ("modell", "model"), ("mdel", "model"), ("Max-Turns", "max_turns"),
-        ("max_tunrs", "max_turns"), ("en", "env"), ("evn", "env"), ("vne", None), ("lane", None), ("xyz", None),
+        ("max_tunrs", "max_turns"), ("en", "env"), ("laen", "lane"), ("evn", None), ("vne", None), ("xyz", None),
     ],
 )  # fmt: skip
 def test_one_letter_or_two_exchanged_are_a_misspelling(name: str, meant: str | None) -> None:
-    assert misspelt(name, ["model", "max_turns", "env"]) == meant
+    assert misspelt(name, ["model", "max_turns", "env", "lane"]) == meant
 
 
 def test_the_foot_counts_the_calls_that_it_has_no_room_for() -> None:

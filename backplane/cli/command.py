@@ -78,7 +78,7 @@ def load(name: str) -> Any:
 
 def did_you_mean(wrong: str, known: Collection[str]) -> str:
     """Return the beginning of a hint for a mistyped word, empty if no known word is near."""
-    from backplane.contract.unheard import nearest_name
+    from backplane.contract.unknown import nearest_name
 
     near = nearest_name(wrong, known) if wrong else None
     return f"did you mean {near}? " if near is not None else ""

@@ -19,7 +19,7 @@ from backplane.contract import canonical, pictures
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement, Requirements
 from backplane.contract.conversation import Image
-from backplane.contract.unheard import read_work_order
+from backplane.contract.unknown import read_work_order
 from backplane.contract.work import ContextPacket, PolicyProfile, Snippet, WorkOrder
 from backplane.errors import BackplaneError
 from backplane.policy.rules import with_defaults

@@ -19,10 +19,6 @@ Json = Any
 """A JSON value whose shape is somebody else's: dict, list, str, int, float, bool or None."""
 
 
-class Pairs(list[tuple[str, Any]]):
-    """An object's members as they were written, a name that stands twice included."""
-
-
 INT_MIN: Final = -(2**63)
 INT_MAX: Final = 2**64 - 1
 """Integers outside i64 and u64 are floats on the wire, as every peer of the family reads them."""

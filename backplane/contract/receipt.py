@@ -13,8 +13,8 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.capability import read_level
-from backplane.contract.choices import explain
 from backplane.contract.events import AgentEvent, carried, normal
+from backplane.contract.unknown import explain
 from backplane.contract.version import CONTRACT_VERSION as CONTRACT_VERSION
 
 NAMES_MAX: Final = 1000

@@ -16,7 +16,7 @@ import msgspec
 from backplane.contract import events
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
-from backplane.contract.unheard import nearest_name
+from backplane.contract.unknown import nearest_name
 from backplane.dialects import framing
 from backplane.dialects.agent_events import end_events
 from backplane.dialects.common import kind_of

@@ -37,7 +37,7 @@ from backplane.contract.receipt import (
     Usage,
     Verification,
 )
-from backplane.contract.unheard import check_heeded, check_settings, nearest_name
+from backplane.contract.unknown import check_heeded, check_settings, nearest_name
 from backplane.contract.work import OF_HOST, WorkOrder
 
 if TYPE_CHECKING:  # The hello must not wait for these modules.

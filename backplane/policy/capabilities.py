@@ -23,7 +23,7 @@ from backplane.contract.capability import (
     Requirements,
     Threshold,
 )
-from backplane.contract.unheard import nearest_name
+from backplane.contract.unknown import nearest_name
 from backplane.errors import CapabilityError
 
 Verdict = Literal["native", "emulated", "restricted", "missing"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -20,7 +19,7 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall
-from backplane.contract.unheard import nearest_name
+from backplane.contract.unknown import nearest_name
 from backplane.contract.work import PolicyProfile, WorkspaceSpec
 from backplane.errors import PolicyError
 from backplane.policy.globs import Globs, compile_globs
@@ -450,28 +449,28 @@ def parse_policy(data: bytes, source: str) -> PolicyProfile:
         raise _invalid(source, "", f"over {POLICY_BYTES_MAX} bytes")
 
     try:
-        canonical.decode(data)
-        pairs = json.loads(data, object_pairs_hook=canonical.Pairs)
+        value = canonical.decode(data)
+        twice = canonical.duplicate_key(data, value)
     except (ValueError, RecursionError) as error:
         raise _invalid(source, "", f"not strict JSON ({error})") from error
-    if not isinstance(pairs, canonical.Pairs):
+    if not isinstance(value, dict):
         raise _invalid(source, "", "not an object")
-    lists: dict[str, tuple[str, ...]] = {}
-    for name, value in pairs:
-        pointer = "/" + name.replace("~", "~0").replace("/", "~1")
-        known = PolicyProfile.__struct_fields__
-        if name not in known:
-            near = nearest_name(name, known)
-            meant = f"{near!r} may be meant" if near else f"known are {', '.join(known)}"
-            raise _invalid(source, pointer, f"no such member; {meant}")
-        if name in lists:
-            raise _invalid(source, pointer, "stands twice")
-        lists[name] = _patterns(value, source, pointer)
-    return PolicyProfile(**lists)
+    if twice is not None:
+        raise _invalid(source, _pointer(twice), "stands twice")
+    known = PolicyProfile.__struct_fields__
+    for name in value.keys() - set(known):
+        near = nearest_name(name, known)
+        meant = f"{near!r} may be meant" if near else f"known are {', '.join(known)}"
+        raise _invalid(source, _pointer(name), f"no such member; {meant}")
+    return PolicyProfile(**{name: _patterns(items, source, _pointer(name)) for name, items in value.items()})
+
+
+def _pointer(name: str) -> str:
+    return "/" + name.replace("~", "~0").replace("/", "~1")
 
 
 def _patterns(value: Json, source: str, pointer: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or isinstance(value, canonical.Pairs):
+    if not isinstance(value, list):
         raise _invalid(source, pointer, "not a list of texts")
 
     check: Callable[[str], object] = network_rule if pointer.endswith("_network") else lambda one: compile_globs([one])

@@ -9,10 +9,9 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json
-from backplane.contract.choices import explain
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import CONTRACT_VERSION
-from backplane.contract.unheard import heard
+from backplane.contract.unknown import explain, heard
 from backplane.errors import PolicyError, ProtocolError
 from backplane.protocol.lines import EVIDENCE_BYTES
 

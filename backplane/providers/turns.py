@@ -13,7 +13,6 @@ import msgspec
 from msgspec.structs import replace
 
 from backplane.contract.canonical import Json
-from backplane.contract.choices import explain
 from backplane.contract.conversation import (
     AgentMessage,
     Image,
@@ -27,6 +26,7 @@ from backplane.contract.conversation import (
 )
 from backplane.contract.envelope import Hello
 from backplane.contract.pictures import IMAGES_BYTES_MAX
+from backplane.contract.unknown import explain
 from backplane.contract.work import Lane, Mode, PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackendError, ConfigError, require_type
 from backplane.policy.paths import CHANGE_NOTHING

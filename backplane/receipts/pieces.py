@@ -16,7 +16,7 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import NAMES_MAX, Receipt
-from backplane.contract.unheard import is_lenient, unheard_pointers
+from backplane.contract.unknown import is_lenient, unheard_pointers
 from backplane.receipts.trace import Trace, trace_chunks
 
 NAME_CHARS_MAX: Final = 200

@@ -9,7 +9,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement
-from backplane.contract.choices import explain
+from backplane.contract.unknown import explain
 from backplane.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import anyio.to_thread
 
 from backplane.config import Limits
 from backplane.contract.canonical import Json
-from backplane.contract.unheard import check_settings
+from backplane.contract.unknown import check_settings
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError
 from backplane.policy.rules import compile_policy

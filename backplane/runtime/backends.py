@@ -20,7 +20,7 @@ import msgspec
 
 from backplane.agents import rows
 from backplane.config import BackendSettings, Limits, Settings, child_environment, home_path, user_folder
-from backplane.contract.unheard import nearest_name
+from backplane.contract.unknown import nearest_name
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError, PolicyError
 from backplane.process.child import Exit, open_child

@@ -28,7 +28,7 @@ from backplane.contract.events import (
     ToolCall,
 )
 from backplane.contract.receipt import Receipt, Usage
-from backplane.contract.unheard import check_settings
+from backplane.contract.unknown import check_settings
 from backplane.contract.work import RuntimeConfig, WorkOrder
 from backplane.errors import ConfigError, PolicyError
 from backplane.receipts.database import BUSY_TIMEOUT_S, transaction, translated

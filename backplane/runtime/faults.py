@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from backplane.config import HookSettings, Settings, tighter
 from backplane.contract.canonical import Json
-from backplane.contract.unheard import check_settings, read_work_order
+from backplane.contract.unknown import check_settings, read_work_order
 from backplane.contract.work import REPLAY, WorkOrder, settings_of
 from backplane.errors import BackplaneError, ConfigError
 from backplane.policy.rules import compile_policy

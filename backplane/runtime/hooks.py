@@ -21,8 +21,8 @@ from backplane.config import HOOK_MS, HookEvent, HookSettings, absolute_command
 from backplane.contract import envelope as wire
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
-from backplane.contract.choices import explain
 from backplane.contract.events import AgentEvent, ToolResult
+from backplane.contract.unknown import explain
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, CapabilityError, ConfigError, PolicyError, ProtocolError
 from backplane.policy.globs import Globs, compile_globs

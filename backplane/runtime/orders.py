@@ -13,7 +13,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Receipt
-from backplane.contract.unheard import nearest_name, unheard_pointers
+from backplane.contract.unknown import nearest_name, unheard_pointers
 from backplane.contract.work import Lane, Mode, PolicyProfile, WorkOrder
 from backplane.errors import ConfigError, require_type
 from backplane.policy.rules import (

@@ -16,7 +16,7 @@ from backplane.config import Isolation, Limits, tighter
 from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Manifest, read_manifest
-from backplane.contract.unheard import check_heeded
+from backplane.contract.unknown import check_heeded
 from backplane.contract.work import OF_QUEUE, WITHOUT_ROUTER, WorkOrder
 from backplane.errors import BackendError, CapabilityError, ConfigError
 from backplane.policy.capabilities import negotiate, refusal, supplied

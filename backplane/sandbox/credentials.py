@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.contract.unheard import nearest_name
+from backplane.contract.unknown import nearest_name
 from backplane.errors import PolicyError
 
 STORES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(

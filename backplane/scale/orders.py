@@ -16,7 +16,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered, carried, read_event
-from backplane.contract.unheard import check_settings
+from backplane.contract.unknown import check_settings
 from backplane.contract.work import WorkOrder
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts.bundle import check_patch, parse_receipt, read_bounded

@@ -17,8 +17,8 @@ from typing import Any, Final
 import msgspec
 
 from backplane.config import read_toml
-from backplane.contract import canonical, unheard
-from backplane.contract.canonical import Json, Pairs
+from backplane.contract import canonical, unknown
+from backplane.contract.canonical import Json
 from backplane.contract.conversation import FORMAT
 from backplane.contract.events import AgentEvent, Failed
 from backplane.contract.receipt import Receipt, read_receipt, receipt_hash, verify_bytes
@@ -117,12 +117,16 @@ def _read(data: bytes) -> tuple[Json, list[DocumentFault]]:
     return value, [DocumentFault(pointer, "duplicate key in one object") for pointer in _doubled(data)]
 
 
+class _Pairs(list[tuple[str, Any]]):
+    """An object's members as they were written, a name that stands twice included."""
+
+
 def _doubled(text: bytes) -> Iterator[str]:
     """Yield the pointers of duplicate keys."""
-    stack: list[tuple[str, Any]] = [("", json.loads(text, object_pairs_hook=Pairs))]
+    stack: list[tuple[str, Any]] = [("", json.loads(text, object_pairs_hook=_Pairs))]
     while stack:
         pointer, value = stack.pop()
-        if isinstance(value, Pairs):
+        if isinstance(value, _Pairs):
             seen = set()
             for key, member in value:
                 place = f"{pointer}/{_escaped(key)}"
@@ -164,7 +168,7 @@ def _recognise(value: Json) -> str:
         return "work_order"
     if "ts" in members:
         return "event"
-    if any(name in _POLICY or unheard.nearest_name(name, _POLICY) for name in members):
+    if any(name in _POLICY or unknown.nearest_name(name, _POLICY) for name in members):
         return "policy"
     return "configuration" if members & _SETTINGS else "unknown"
 
@@ -193,7 +197,7 @@ def _against_schema(value: Json, kind: str) -> Iterator[DocumentFault]:
         if error.validator == "additionalProperties":
             known = set(error.schema["properties"])
             for stranger in sorted(set(error.instance) - known):
-                near = unheard.nearest_name(stranger, sorted(known))
+                near = unknown.nearest_name(stranger, sorted(known))
                 meant = f"; did you mean {near!r}?" if near else ""
                 yield DocumentFault(f"{place}/{_escaped(stranger)}", f"unknown member{meant}")
         else:
@@ -284,10 +288,10 @@ def _unheard(value: Json, kind: str) -> Iterator[DocumentFault]:
         return
     order = value["work_order"] if place else value
     vendor = order.get("config", {}).get("vendor", {})
-    for one in [*(one for one, _ in unheard.unknown_members(order)), *unheard.unheard_settings(vendor)]:
-        refused = one.refused and not unheard.is_lenient(vendor)
+    for one in [*(one for one, _ in unknown.unknown_members(order)), *unknown.unheard_settings(vendor)]:
+        refused = one.refused and not unknown.is_lenient(vendor)
         yield DocumentFault(place + one.pointer, _why_unheard(one, refused), note=not refused)
-    for pointer, why in unheard.misshapen_settings(vendor):
+    for pointer, why in unknown.misshapen_settings(vendor):
         yield DocumentFault(place + pointer, why)
 
 
@@ -316,7 +320,7 @@ def _matches_none(pointer: str, what: str, near: str | None) -> DocumentFault:
     return DocumentFault(pointer, f"matches {what}" + (f"; did you mean {near!r}?" if near else ""), note=True)
 
 
-def _why_unheard(one: unheard.Unheard, refused: bool) -> str:
+def _why_unheard(one: unknown.Unheard, refused: bool) -> str:
     effect = "an order with it is refused" if refused else "it has no effect unless the host knows it"
     return f"unknown member: {effect}" + (f"; did you mean {one.nearest!r}?" if one.nearest else "")
 

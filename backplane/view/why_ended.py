@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from backplane.contract.receipt import findings_of, reasons_of
-from backplane.contract.unheard import nearest_name
+from backplane.contract.unknown import nearest_name
 from backplane.view.figures import counted
 from backplane.view.findings import fail_on_words
 from backplane.view.picture import Ended, Evidence, Picture

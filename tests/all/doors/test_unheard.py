@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import backplane
-from backplane.contract.unheard import check_settings, heard, read_work_order, unknown_members
+from backplane.contract.unknown import check_settings, heard, read_work_order, unknown_members
 from backplane.contract.work import SETTINGS, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError, PolicyError
 from backplane.policy.rules import PROFILES, unknown_tools, unmatched_paths
@@ -43,7 +43,12 @@ def structs(shape: Any, pointer: str = "") -> Iterator[tuple[str, type[msgspec.S
 STRUCTS = dict(structs(WorkOrder))
 CLOSED = [place for place in STRUCTS if place.split("/")[1:2] in (["policy"], ["requirements"], ["workspace"])]
 WATCHED = ["", "/config", *CLOSED]
-MEMBERS = [(place, name) for place in WATCHED for name in STRUCTS[place].__struct_fields__ if name != "task"]
+MEMBERS = [
+    (place, name)
+    for place in WATCHED
+    for name in STRUCTS[place].__struct_fields__
+    if name != "task" and (place in CLOSED or len(name) >= 4)
+]
 
 
 def with_member(place: str, name: str, value: Any) -> dict[str, Any]:

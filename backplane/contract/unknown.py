@@ -1,12 +1,14 @@
-"""Members of a work order that this version does not know: which are refused, which are kept and reported.
+"""What of an order or a setting is not known to this version, and what is meant by it.
 
-The known names are read from the structs of `work`; there is no second list. A rule or a root under a misspelt
-name would not be in force, so an order with one is refused. Everything else that is unknown travels on below
-`config.vendor.abp.unheard`, by its JSON pointer, and stands in the receipt.
+The known names are read from the structs of `work`; there is no second list. A rule or a root under a misspelt name
+would not be in force, so an order with one is refused. Everything else that is unknown travels on below
+`config.vendor.abp.unheard`, by its JSON pointer, and stands in the receipt. A value of another shape is explained with
+the words or names that are allowed.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final
@@ -15,7 +17,6 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement, Requirements
-from backplane.contract.choices import explain
 from backplane.contract.work import (
     OF_HOST,
     OTHERS_SETTINGS,
@@ -36,8 +37,11 @@ UNHEARD: Final = "unheard"
 _HINT_LIKENESS_MIN: Final = 0.6
 """For a hint; difflib's own default. At 0.5 `fast` is `cost` and `--nosuch` is `--schema`."""
 
-_MISSPELT_LIKENESS_MIN: Final = 0.8
-"""For a refusal: two letters of ten. Under it, a name is taken for one of another version or of a stranger."""
+_MISSPELT_LIKENESS_MIN: Final = 0.75
+"""For a refusal: one letter of four. Under it, a name is taken for one of another version or of a stranger."""
+
+_SHOWN_CHARS_MAX: Final = 40
+"""Maximum length of a wrong word in an error; all words of the contract are shorter."""
 
 
 class Unheard(msgspec.Struct, frozen=True):
@@ -46,9 +50,9 @@ class Unheard(msgspec.Struct, frozen=True):
     pointer: str
     """JSON pointer (RFC 6901) into the order."""
     nearest: str | None
-    """The known name it is most like; None when there is none."""
+    """The known name it is most like; None if there is none."""
     refused: bool
-    """Whether an order with it is refused, unless that is lenient."""
+    """An order with it is refused, unless the order is lenient."""
 
     def __str__(self) -> str:
         return f"{self.pointer} is no member of an order" + (f": {self.nearest}?" if self.nearest else "")
@@ -248,34 +252,92 @@ def _pointer(start: str, *names: str) -> str:
     return start + "".join("/" + name.replace("~", "~0").replace("/", "~1") for name in names)
 
 
+# Names and words ------------------------------------------------------------------------------------------------------
+
+
 def nearest_name(name: str, names: Collection[str], *, likeness_min: float = _HINT_LIKENESS_MIN) -> str | None:
-    """Return the name most like this one, whatever its case and its dashes, of two the first; None when none is."""
+    """Return the name most like this one, whatever its case and its dashes, of two the first; None if none is."""
     import difflib  # Two milliseconds, for whoever made a mistake.
 
-    spelt = {_plain(known): known for known in reversed(tuple(names))}
-    close = difflib.get_close_matches(_plain(name), spelt, n=1, cutoff=likeness_min)
+    spelt = {_bare(known): known for known in reversed(tuple(names))}
+    close = difflib.get_close_matches(_bare(name), spelt, n=1, cutoff=likeness_min)
     return spelt[close[0]] if close else None
 
 
 def misspelt(name: str, names: Sequence[str]) -> str | None:
-    """Return the known name that this one is but for case, dashes and one letter (or two exchanged); None for none."""
-    nearest = nearest_name(name, names)
-    likely = names if nearest is None else [nearest, *names]
-    return next((known for known in likely if _is_misspelling(_plain(name), _plain(known))), None)
+    """Return the known name that this one is but for case, dashes and one letter of four; None if there is none."""
+    return nearest_name(name, names, likeness_min=_MISSPELT_LIKENESS_MIN)
 
 
-def _is_misspelling(one: str, other: str) -> bool:
-    if nearest_name(one, (other,), likeness_min=_MISSPELT_LIKENESS_MIN):
-        return True
-    one, other = _without_same_start(one, other)
-    one, other = _without_same_start(one[::-1], other[::-1])
-    return max(len(one), len(other)) <= 1 or (len(one) == 2 and one == other[::-1])
-
-
-def _without_same_start(one: str, other: str) -> tuple[str, str]:
-    same = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return one[same:], other[same:]
-
-
-def _plain(name: str) -> str:
+def _bare(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
+
+
+_PARTS: Final = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
+_NO_CHOICE: Final = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_STEP: Final = re.compile(r"\.([^.\[]+)|\[[^\]]*\]")
+_TYPES: Final = re.compile(r"(?:Expected|got) `[\w |]+`")
+_OF_JSON: Final = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+"""msgspec's name of a type → its name in JSON and TOML."""
+
+
+def explain(error: msgspec.ValidationError, shape: Any) -> str:
+    """Explain what is wrong in a value and where; for an unknown word or member, list the known ones.
+
+    Args:
+        shape: the type that the value was converted to.
+    """
+    fact, path = explained(error, shape)
+    return f"{fact} - at `${path}`" if path else fact
+
+
+def explained(error: msgspec.ValidationError, shape: Any) -> tuple[str, str]:
+    """Return the explanation of `explain` and, as a second text, the path, such as `.required[0].min_support`."""
+    found = _PARTS.fullmatch(str(error))
+    fact, path = (found[1], found[2] or "") if found is not None else (str(error), "")
+    if (word := _NO_CHOICE.fullmatch(fact)) is not None:
+        if choices := _choices(_types_at(shape, path)):
+            shown = repr(word[1][:_SHOWN_CHARS_MAX])
+            fact = f"{shown} is none of {', '.join(map(repr, choices))}{_meant(word[1], choices)}"
+    elif (name := _UNKNOWN.fullmatch(fact)) is not None:
+        known = [field.encode_name for kind in _types_at(shape, path) for field in getattr(kind, "fields", ())]
+        fact, path = f"no such name; known here are {', '.join(known)}{_meant(name[1], known)}", f"{path}.{name[1]}"
+    return _TYPES.sub(_in_json, fact), path
+
+
+def _in_json(types: re.Match[str]) -> str:
+    return re.sub(r"\w+", lambda name: _OF_JSON.get(name[0], name[0]), types[0])
+
+
+def _meant(word: str, known: Sequence[str]) -> str:
+    nearest = nearest_name(word, known)
+    return f" (did you mean {nearest!r}?)" if nearest is not None else ""
+
+
+def _choices(kinds: list[Any]) -> tuple[str, ...]:
+    """Return the words that the `Literal` types allow; empty without such a type."""
+    return tuple(word for kind in kinds for word in getattr(kind, "values", ()) if isinstance(word, str))
+
+
+def _types_at(shape: Any, path: str) -> list[Any]:
+    """Return the types that a path allows, such as `.lane` or `.required[0].min_support`."""
+    import msgspec.inspect as types  # It takes milliseconds to load, and only errors need it.
+
+    at = _plain(types.type_info(shape))
+    for step in _STEP.finditer(path):
+        at = [plain for below in _below(at, step[1]) for plain in _plain(below)]
+    return at
+
+
+def _plain(kind: Any) -> list[Any]:
+    """Return the member types of a union; any other type alone."""
+    return [one for member in kind.types for one in _plain(member)] if hasattr(kind, "types") else [kind]
+
+
+def _below(kinds: list[Any], name: str | None) -> list[Any]:
+    """Return the types of the member `name`, or of the items if `name` is None."""
+    if name is not None:
+        return [field.type for kind in kinds for field in getattr(kind, "fields", ()) if field.encode_name == name]
+    items = [getattr(kind, "item_type", getattr(kind, "value_type", None)) for kind in kinds]
+    return [item for item in items if item is not None]
