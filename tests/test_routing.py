@@ -476,8 +476,8 @@ def test_the_tables_of_the_page_are_those_of_the_code() -> None:
 
 def test_what_an_order_says_of_its_routing_is_read_strictly() -> None:
     order = WorkOrder("x").with_abp("route", {"type": "code_review", "priority": "high", "seed": 3})
-    task, strategy, seed = driver.task_of(order)
-    assert (task.type, task.priority, strategy, seed) == ("code_review", "high", None, 3)
+    task = driver.task_of(order)
+    assert (task.type, task.priority, task.strategy, task.seed) == ("code_review", "high", None, 3)
     wrongs: list[tuple[Any, str, str]] = [
         ({"tpye": "x"}, "(did you mean 'type'?) - at `$.tpye`", "see docs"),
         ({"priority": "hihg"}, "(did you mean 'high'?) - at `$.priority`", "see docs"),

@@ -50,8 +50,7 @@ def show(
         find_original(Path(work.workspace.root))
     backend, decision = named.id if named is not None else None, None
     if named is None:
-        task, strategy, seed = task_of(work)
-        decision = look_around(settings, environ, home).choose(task, strategy=strategy, seed=seed)
+        decision = look_around(settings, environ, home).choose(task_of(work))
         backend = decision.option.name if decision.option is not None else None
     if as_json:
         shown = msgspec.structs.replace(work, config=msgspec.structs.replace(work.config, env={}))

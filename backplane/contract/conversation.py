@@ -178,8 +178,12 @@ class SessionFile(_ConversationValue, frozen=True, omit_defaults=False):
     """What could not be carried, told once each."""
 
 
-def unresolved(messages: tuple[Message, ...]) -> tuple[MessageToolCall, ...]:
+def calls_of(messages: Sequence[Message]) -> list[MessageToolCall]:
+    """Return the agent's calls, oldest first."""
+    return [call for message in messages if isinstance(message, AgentMessage) for call in message.tool_calls]
+
+
+def unresolved(messages: Sequence[Message]) -> tuple[MessageToolCall, ...]:
     """Return the calls without a recorded result: whether they ran is unknown."""
     answered = {message.tool_call_id for message in messages if isinstance(message, ToolResultMessage)}
-    calls = [call for message in messages if isinstance(message, AgentMessage) for call in message.tool_calls]
-    return tuple(call for call in calls if call.id not in answered)
+    return tuple(call for call in calls_of(messages) if call.id not in answered)

@@ -6,7 +6,7 @@ Pure: a session and the abilities of its host come in, an order and the losses c
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -22,6 +22,7 @@ from backplane.contract.conversation import (
     SessionTurn,
     ToolResultMessage,
     UserMessage,
+    calls_of,
     unresolved,
 )
 from backplane.contract.envelope import Hello
@@ -277,37 +278,63 @@ def _history(wanted: Wanted, own: dict[str, Json], losses: list[str], images: li
     if not can.reads and "history" not in can.heeds:
         losses.append("dropped: history, the provider does what the task says and reads nothing else")
         return []
-    carried = [[_carried(turn, message, wanted, losses) for message in turn.messages] for turn in wanted.turns]
+    messages = _messages(wanted, losses)
     if "history" in can.heeds:
-        own["history"] = msgspec.to_builtins(_with_own_ids(carried))
+        own["history"] = msgspec.to_builtins(messages)
         return question
     losses.append("emulated: history, it is said in the user's words")
-    messages = [message for turn in carried for message in turn]
     if any(isinstance(message, AgentMessage) and _bare(message) != message for message in messages):
         losses.append("dropped: thinking and signatures of earlier turns, as their history is said in words")
-    fitting = _fitting(messages, wanted.message.images, losses)
-    record = ["What was said before in this conversation, as a record:"]
-    for turn in carried:
-        unknown = {call.id for call in unresolved(tuple(turn))}
-        record += [_shown(message, unknown, fitting, images) for message in turn]
-    return [*question, "\n".join(record)]
+    pictures = [image for message in messages if isinstance(message, UserMessage) for image in message.images]
+    size = sum(len(image.data or "") for image in (*pictures, *wanted.message.images)) * 3 // 4
+    fitting = [image for image in pictures if size <= IMAGES_BYTES_MAX and image.data is not None]
+    if fitting != pictures:
+        losses.append("dropped: pictures of earlier turns that are by address, or together too large")
+    unknown = {call.id for call in unresolved(messages)}
+    record = [_shown(message, unknown, fitting, images) for message in messages]
+    return [*question, "\n".join(["What was said before in this conversation, as a record:", *record])]
 
 
-def _with_own_ids(turns: Sequence[Sequence[Message]]) -> list[Message]:
-    """Return the messages of all turns with one call for each id; some hosts number the calls of each turn anew."""
+def _messages(wanted: Wanted, losses: list[str]) -> list[Message]:
+    """Return the history for this provider, each call with an id of its own; some hosts number them anew each turn."""
     taken, messages = set[str](), list[Message]()
-    for number, turn in enumerate(turns):
-        calls = [call.id for message in turn if isinstance(message, AgentMessage) for call in message.tool_calls]
-        own = {id: f"{id}-turn-{number + 1}" for id in taken.intersection(calls)}
-        taken.update(own.get(id, id) for id in calls)
-        for message in turn:
-            if isinstance(message, AgentMessage):
-                renamed = tuple(replace(call, id=own.get(call.id, call.id)) for call in message.tool_calls)
-                message = replace(message, tool_calls=renamed)
-            elif isinstance(message, ToolResultMessage):
-                message = replace(message, tool_call_id=own.get(message.tool_call_id, message.tool_call_id))
-            messages.append(message)
+    for number, turn in enumerate(wanted.turns):
+        calls = {call.id for call in calls_of(turn.messages)}
+        renamed = {id: f"{id}-turn-{number + 1}" for id in calls & taken}
+        taken |= {*calls, *renamed.values()}
+        messages += [_carried(turn, message, renamed, wanted, losses) for message in turn.messages]
     return messages
+
+
+def _carried(
+    turn: SessionTurn, message: Message, renamed: Mapping[str, str], wanted: Wanted, losses: list[str]
+) -> Message:
+    """Return a message for this provider: only the provider and model that made a proof get it back."""
+    if isinstance(message, UserMessage):
+        if not message.images or "images" in wanted.can.heeds:
+            return message
+        losses.append(NO_IMAGES)
+        return replace(message, images=())
+    if isinstance(message, ToolResultMessage):
+        return replace(message, tool_call_id=renamed.get(message.tool_call_id, message.tool_call_id))
+    if (turn.provider, turn.model) != (wanted.file.provider, wanted.file.model):
+        if (bare := _bare(message)) != message:
+            losses.append(f"dropped: thinking and signatures, which only the model of {turn.provider} can read")
+        message = bare
+    elif any(not part.is_proven for part in message.thinking) and "history" in wanted.can.heeds:
+        losses.append("dropped: thinking without a signature")
+    names = {name: PREFIX + name for name in wanted.names}
+    calls = (
+        replace(call, id=renamed.get(call.id, call.id), name=names.get(call.name, call.name))
+        for call in message.tool_calls
+    )
+    return replace(message, tool_calls=tuple(calls))
+
+
+def _bare(message: AgentMessage) -> AgentMessage:
+    """Return a message without thinking and signatures."""
+    calls = tuple(replace(call, signature=None) for call in message.tool_calls)
+    return replace(message, tool_calls=calls, signature=None, thinking=())
 
 
 def _questions(wanted: Wanted) -> list[str]:
@@ -331,47 +358,10 @@ def _unanswered(wanted: Wanted) -> list[MessageToolCall]:
     return calls
 
 
-def _changes(turn: SessionTurn) -> Iterator[MessageToolCall]:
-    """Yield the calls of a turn that have a result and may have changed files."""
-    open_calls = {call.id for call in unresolved(turn.messages)}
-    for message in turn.messages:
-        for call in message.tool_calls if isinstance(message, AgentMessage) else ():
-            if call.id not in open_calls and CHANGE_NOTHING.isdisjoint(tool_names(call.name)):
-                yield call
-
-
-def _fitting(messages: Sequence[Message], more: Sequence[Image], losses: list[str]) -> Collection[Image]:
-    """Return the pictures that go with a record: none by address, and none at all if they are too large together."""
-    images = [image for message in messages if isinstance(message, UserMessage) for image in message.images]
-    fits = sum(len(image.data or "") for image in (*images, *more)) * 3 // 4 <= IMAGES_BYTES_MAX
-    fitting = [image for image in images if fits and image.data is not None]
-    if fitting != images:
-        losses.append("dropped: pictures of earlier turns that are by address, or together too large")
-    return fitting
-
-
-def _carried(turn: SessionTurn, message: Message, wanted: Wanted, losses: list[str]) -> Message:
-    """Return a message for this provider: only the provider and model that made a proof get it back."""
-    if isinstance(message, UserMessage) and message.images and "images" not in wanted.can.heeds:
-        losses.append(NO_IMAGES)
-        return replace(message, images=())
-    if not isinstance(message, AgentMessage):
-        return message
-    if (turn.provider, turn.model) != (wanted.file.provider, wanted.file.model):
-        if (bare := _bare(message)) != message:
-            losses.append(f"dropped: thinking and signatures, which only the model of {turn.provider} can read")
-        message = bare
-    elif any(not part.is_proven for part in message.thinking) and "history" in wanted.can.heeds:
-        losses.append("dropped: thinking without a signature")
-    names = {name: PREFIX + name for name in wanted.names}
-    calls = tuple(replace(call, name=names.get(call.name, call.name)) for call in message.tool_calls)
-    return replace(message, tool_calls=calls)
-
-
-def _bare(message: AgentMessage) -> AgentMessage:
-    """Return a message without thinking and signatures."""
-    calls = tuple(replace(call, signature=None) for call in message.tool_calls)
-    return replace(message, tool_calls=calls, signature=None, thinking=())
+def _changes(turn: SessionTurn) -> list[MessageToolCall]:
+    """Return the calls of a turn that have a result and may have changed files."""
+    done = [call for call in calls_of(turn.messages) if call not in unresolved(turn.messages)]
+    return [call for call in done if CHANGE_NOTHING.isdisjoint(tool_names(call.name))]
 
 
 def _shown(message: Message, unknown: Collection[str], fitting: Collection[Image], images: list[Image]) -> str:

@@ -65,25 +65,15 @@ class World(msgspec.Struct, frozen=True):
     now_ms: int
 
     def choose(
-        self,
-        task: TaskDescriptor,
-        *,
-        strategy: Strategy | None = None,
-        tried: frozenset[str] = frozenset(),
-        seed: int = 0,
+        self, task: TaskDescriptor, strategy: Strategy | None = None, tried: frozenset[str] = frozenset()
     ) -> RoutingDecision:
-        """Choose as `choose` does; without a strategy by the configured one."""
+        """Choose as `choose` does; without a strategy by the task's own, else by the configured one."""
         routing = self.settings.routing
+        strategy = strategy or task.strategy or routing.strategy
         return choose(
-            task,
-            self.candidates,
-            self.measures,
-            strategy=strategy or routing.strategy,
-            quality=routing.quality,
-            tried=tried,
-            now_ms=self.now_ms,
-            seed=seed,
-        )
+            task, self.candidates, self.measures, strategy=strategy, quality=routing.quality, tried=tried,
+            now_ms=self.now_ms, seed=task.seed,
+        )  # fmt: skip
 
     def model_for(self, option: Option) -> str | None:
         """Return the model that an order has to name to get this option; None if it is the backend's default."""
@@ -226,14 +216,9 @@ def _names(told: str, name: str) -> bool:
 # Orders ---------------------------------------------------------------------------------------------------------------
 
 
-def task_of(order: WorkOrder) -> tuple[TaskDescriptor, Strategy | None, int]:
-    """Return what an order asks of the router: the task, its own strategy or None, and its seed.
-
-    Raises:
-        ConfigError: `config_invalid`, as `read_route`.
-    """
-    asked = read_route(order.abp("route"), order.requirements.required, order.config.model)
-    return asked.task, asked.strategy, asked.seed
+def task_of(order: WorkOrder) -> TaskDescriptor:
+    """Return what an order asks of the router. Raises ConfigError: as `read_route`."""
+    return read_route(order.abp("route"), order.requirements.required, order.config.model)
 
 
 class Attempts:
@@ -267,8 +252,7 @@ class Attempts:
             raise ConfigError("config_invalid", fact, hint="name its backend")
         self._order = order
         self._given = (settings, environ, home)
-        self.task, own, self._seed = task_of(order)
-        self._strategy = strategy or own
+        self._task, self._strategy = task_of(order), strategy
         self.tried: tuple[FailoverAttempt, ...] = ()
         self.stopped: BackplaneError | None = None
         self.decide()
@@ -277,7 +261,7 @@ class Attempts:
         """Choose among the backends as they are now."""
         tried = frozenset(one.backend for one in self.tried)
         self._world = look_around(*self._given)
-        self.decision = self._world.choose(self.task, strategy=self._strategy, tried=tried, seed=self._seed)
+        self.decision = self._world.choose(self._task, self._strategy, tried)
 
     @property
     def order(self) -> WorkOrder:

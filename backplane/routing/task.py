@@ -65,7 +65,7 @@ STRATEGIES: Final[tuple[StrategyName, ...]] = ("first_available", "cost", "laten
 
 
 class TaskDescriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """An order as the router sees it.
+    """An order as the router sees it, and how to choose a backend for it.
 
     Raises:
         ValueError: a model without the preference `specific` or the other way round, or a negative number.
@@ -84,6 +84,10 @@ class TaskDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int | None = None
     """Tokens that the task will send, if known; `output_tokens` those that it will get."""
     output_tokens: int | None = None
+    strategy: StrategyName | None = None
+    """None takes the configured one."""
+    seed: int = 0
+    """Spreads orders over instances that are equal in everything else."""
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.preference == "specific"):
@@ -116,24 +120,15 @@ def read_strategy(name: str) -> StrategyName:
     return strategy
 
 
-class Asked(TaskDescriptor, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The task of an order, and how to choose a backend for it."""
-
-    strategy: StrategyName | None = None
-    """None takes the configured one."""
-    seed: int = 0
-
-    @property
-    def task(self) -> TaskDescriptor:
-        """The task alone."""
-        return TaskDescriptor(**{name: getattr(self, name) for name in TaskDescriptor.__struct_fields__})
+class _StrictTask(TaskDescriptor, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task whose misspelt members are refused."""
 
 
 OF_ORDER: Final = {"capabilities": "requirements.required", "model": "config.model"}
 """Member of the task that `route` may not have → its place in the order."""
 
 
-def read_route(route: Json, required: tuple[Requirement, ...] = (), model: str | None = None) -> Asked:
+def read_route(route: Json, required: tuple[Requirement, ...] = (), model: str | None = None) -> TaskDescriptor:
     """Read `config.vendor.abp.route` of an order.
 
     Args:
@@ -153,7 +148,7 @@ def read_route(route: Json, required: tuple[Requirement, ...] = (), model: str |
         if model is not None:
             given = {"preference": "specific", **given, "model": model}
     try:
-        return msgspec.convert(given, Asked)
+        return msgspec.convert(given, _StrictTask)
     except msgspec.ValidationError as error:
-        fact = f"config.vendor.abp.route: {explain(error, Asked)}"
+        fact = f"config.vendor.abp.route: {explain(error, _StrictTask)}"
         raise ConfigError("config_invalid", fact, hint="see docs/guide/routing-rule.md") from error

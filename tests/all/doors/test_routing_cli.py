@@ -242,9 +242,9 @@ def test_a_backend_that_failed_thrice_is_left_alone_for_a_while(folder: Path, ba
     settings = load(None, {}, folder)
     now_ms = time.time_ns() // 1_000_000
     world = look_around(settings, {}, backplane_home, now_ms=now_ms + 62_000)
-    assert world.choose(task_of(WorkOrder("x"))[0]).chosen().name == "bad"
+    assert world.choose(task_of(WorkOrder("x"))).chosen().name == "bad"
     with pytest.raises(CapabilityError):
-        look_around(settings, {}, backplane_home, now_ms=now_ms).choose(task_of(WorkOrder("x"))[0]).chosen()
+        look_around(settings, {}, backplane_home, now_ms=now_ms).choose(task_of(WorkOrder("x"))).chosen()
 
 
 def test_the_rule_for_going_on_is_the_page() -> None:
@@ -308,7 +308,7 @@ def test_a_run_counts_for_the_model_of_its_receipt(
         file.write(f'models = ["{default}"]\n')
     stored(backplane_home, "mine", cost=0.9, usage_raw={} if told is None else {"model": told})
     world = look_around(load(None, {}, folder), {}, backplane_home)
-    (option,) = [one for one in world.choose(task_of(WorkOrder("x"))[0]).options if one.backend == "mine"]
+    (option,) = [one for one in world.choose(task_of(WorkOrder("x"))).options if one.backend == "mine"]
     assert (option.cost is not None and option.cost.basis == "measured") is counts
 
 
