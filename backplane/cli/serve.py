@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from backplane import config
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, load_settings
 from backplane.serve import stdio
+
+if TYPE_CHECKING:
+    from backplane.runtime.plane import ControlPlane
 
 
 def _is_read_only(path: Path) -> bool:
@@ -38,25 +44,26 @@ def options(p: Parser) -> None:
     p.only_with |= dict.fromkeys(("--content", "--label", "--priority"), "--engine")
 
 
+def _queue_server(args: Args, opened: ExitStack) -> Callable[[ControlPlane, int], stdio.Server]:
+    """Return a function that makes the server of a queue."""
+    from backplane.scale.engine import check_label, check_priority
+    from backplane.scale.place import QueuePlace
+    from backplane.scale.serve import QueueServer
+
+    check_priority(args.priority)
+    label, place = check_label(args.label or "default"), QueuePlace(args.engine, args.content)
+    content, engine = place.contents(), place.open()
+    opened.callback(engine.close)
+    return partial(QueueServer, engine=engine, content=content, label=label, priority=args.priority)
+
+
 def run(args: Args) -> int:
     if streams.is_terminal(streams.STDIN):
         streams.complain("serve reads protocol messages from stdin; end the input with Ctrl-D\n")
     environ = dict(os.environ)
     settings = load_settings(args)
-    make = None
-    if args.engine is not None:
-        from functools import partial
-
-        from backplane.scale.engine import check_label, check_priority
-        from backplane.scale.place import QueuePlace
-        from backplane.scale.serve import QueueServer, QueueTarget
-
-        check_priority(args.priority)
-        place = QueuePlace(args.engine, args.content)
-        content = place.contents()  # A wrong one is named now, and not in the middle of an order.
-        queue = QueueTarget(lambda: (place.open(), content), check_label(args.label or "default"), args.priority)
-        make = partial(QueueServer, queue=queue)
     with ExitStack() as opened:
+        make = _queue_server(args, opened) if args.engine is not None else None
         home = config.home_path(environ)
         if _is_read_only(home):
             # As in the sandbox of another control plane, which keeps the receipts that it is sent.

@@ -63,7 +63,8 @@ class Contents:
             whole = Path(folder) / "content"
             name = self._write(pieces, whole)
             part = f"{self._root}/.{secrets.token_hex(16)}"
-            self._files.makedirs(self._root, exist_ok=True)
+            if not self._files.exists(self._root):  # A misspelt path must not become a new tree of folders.
+                self._files.mkdir(self._root, create_parents="://" in self.place)
             self._files.put_file(str(whole), part)
             self._files.mv(part, f"{self._root}/{name}")
         return name

@@ -61,6 +61,8 @@ FOLLOW_S: Final = 0.1
 """Seconds between two polls of a follower."""
 PAST_S: Final = 0.005
 """Seconds to wait for another event where only past ones are wanted."""
+ID_CHARS_MIN: Final = 4
+"""Characters of an id that a search needs; fewer find nothing."""
 PRUNED_MAX: Final = 500
 """Orders removed in one transaction."""
 DEPTH_MAX: Final = 10_000
@@ -164,6 +166,16 @@ class DurableEngine:
         """The tables beside the engine's; the first use creates missing ones."""
         assert self.client is not None
         return self._ledger
+
+    def find(self, name: str) -> str:
+        """Return the id of the order whose id begins with a name. Raises ConfigError `config_invalid`."""
+        found = self.rows(workflow_id_prefix=name, limit=2) if len(name) >= ID_CHARS_MIN else ()
+        if len(found) > 1:
+            fact = f"the ids of several orders begin with {name!r}"
+            raise ConfigError("config_invalid", fact, hint="give more characters of the id")
+        if not found:
+            raise unknown_order(name)
+        return str(found[0].workflow_id)
 
     def submit(self, job: Job, *, priority: int | None = None) -> bool:
         """Put an order into the queue, once per id.
@@ -342,13 +354,9 @@ class DurableEngine:
         """Set attributes of an order, as in `Notes`."""
         self.client.update_workflow_attributes(order_id, msgspec.to_builtins(attributes), merge=True)
 
-    def defer(self, order_id: str, label: str) -> None:
-        """Move an order out of the workers' sight; its attempt, if any, is void."""
-        self.client.resume_workflow(order_id, queue_name=queue_name(label, DEFERRED))
-
-    def enqueue_again(self, order_id: str, label: str) -> None:
-        """Let workers take an order that was deferred, or whose worker is dead."""
-        self.client.resume_workflow(order_id, queue_name=queue_name(label))
+    def move(self, order_id: str, label: str, kind: str = NAME) -> None:
+        """Move an order to a queue; its running attempt, if any, is void. `DEFERRED` is out of the workers' sight."""
+        self.client.resume_workflow(order_id, queue_name=queue_name(label, kind))
 
     def take_over(self) -> None:
         """Let workers take the orders of dead workers."""
@@ -359,7 +367,7 @@ class DurableEngine:
                     self._note_lost(row, dead)
                 elif not row.queue_name.startswith(DEFERRED):
                     continue
-                self.enqueue_again(row.workflow_id, label_of(row))
+                self.move(row.workflow_id, label_of(row))
             self.ledger.forget(dead)
 
     def _note_lost(self, row: Any, worker: str) -> None:

@@ -25,7 +25,7 @@ class QueuePlace:
     Args:
         engine: URL of the engine; None means the file in this user's state folder.
         content: folder or URL of the content store; None means a folder beside the file.
-        may_make: create a missing file, but never its folder.
+        may_make: create a missing file.
 
     Attributes:
         is_new: True if the file does not exist yet.
@@ -50,9 +50,6 @@ class QueuePlace:
         )
         if self.is_new and not may_make and engine is not None:
             raise self._none_there
-        for option, given in (("--engine", path if self.is_new else None), ("--content", content)):
-            if given is not None and "://" not in given and not Path(given).absolute().parent.is_dir():
-                raise _invalid(f"no folder {Path(given).parent}", f"correct {option}, or create the folder")
 
     def contents(self) -> Contents:
         """Open the content store. Raises ConfigError `config_invalid` if none is named, or it does not exist."""

@@ -6,11 +6,9 @@ sent like any other. An order that cannot be queued has a receipt of this contro
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,15 +41,6 @@ BY_RULE_S: Final = 0.5
 """Seconds in which the answer of a policy or a hook follows its question; then the question is asked here."""
 
 
-class QueueTarget(msgspec.Struct, frozen=True):
-    """The queue that orders are sent to."""
-
-    open: Callable[[], tuple[DurableEngine, Contents]]
-    """Opens the engine; blocks for about a second, so it is called with the first order, after the hello."""
-    label: str
-    priority: int | None
-
-
 class KeptRun:
     """A run of another machine whose receipt is stored here, a `messages.EndedRun`; the store must be open."""
 
@@ -68,24 +57,18 @@ class KeptRun:
 
 
 class QueueServer(stdio.Server):
-    """Sends the orders of one client to a queue."""
+    """Sends the orders of one client to a queue.
 
-    def __init__(self, plane: ControlPlane, line_bytes_max: int, queue: QueueTarget) -> None:
+    Args:
+        label, priority: of all orders.
+    """
+
+    def __init__(
+        self, plane: ControlPlane, line_bytes_max: int, *, engine: DurableEngine, content: Contents, label: str,
+        priority: int | None,
+    ) -> None:  # fmt: skip
         super().__init__(plane, line_bytes_max)
-        self._queue = queue
-        self._opened: tuple[DurableEngine, Contents] | None = None
-        self._opening = threading.Lock()
-
-    def _open(self) -> tuple[DurableEngine, Contents]:
-        with self._opening:
-            if self._opened is None:
-                self._opened = self._queue.open()
-            return self._opened
-
-    def close(self) -> None:
-        super().close()
-        if self._opened is not None:
-            self._opened[0].close()
+        self._engine, self._content, self._label, self._priority = engine, content, label, priority
 
     def host(self) -> sidecar.Host:
         # The workers announce their capabilities order by order.
@@ -104,45 +87,34 @@ class QueueServer(stdio.Server):
     async def _run_here(
         self, above: sidecar.HostRun, order: WorkOrder, backend: Backend, route: Json
     ) -> messages.EndedRun:
-        run_id = stdio.as_uuid(above.id)
-        try:
-            engine, content = await anyio.to_thread.run_sync(self._open)
-            job = await anyio.to_thread.run_sync(self._job, above, order, content)
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(partial(engine.submit, job, priority=self._queue.priority))
-        except BackplaneError as error:
-            return await self.plane.end_unstarted(order, backend, error, run_id=run_id)
-        except anyio.get_cancelled_exc_class():
-            with anyio.CancelScope(shield=True):
-                why = above.cancelled_because or "cancelled"
-                unstarted = await self.plane.end_unstarted(order, backend, why, run_id=run_id)
-            return unstarted  # noqa: RET504  # A scope may swallow what is raised in it, by its type.
-        # From here on a cancel goes to the queue, and the order has its receipt in any case.
-        with anyio.CancelScope(shield=True):
-            root = order.workspace.root if above.names_root else ""
-            ended = await self._followed(above, job, engine, content, root)
-        return ended  # noqa: RET504
+        async def cancel() -> None:
+            with suppress(ConfigError):  # It is not submitted yet.
+                await anyio.to_thread.run_sync(self._engine.cancel, order.id, above.cancelled_because or "cancelled")
 
-    def _job(self, above: sidecar.HostRun, order: WorkOrder, content: Contents) -> Job:
+        above.on_cancel = cancel
+        with anyio.CancelScope(shield=True):
+            try:
+                job = await anyio.to_thread.run_sync(self._submit, above, order)
+            except BackplaneError as error:
+                return await self.plane.end_unstarted(order, backend, error, run_id=stdio.as_uuid(above.id))
+            if above.cancelled_because is not None:
+                await cancel()
+            return await self._followed(above, job, order.workspace.root if above.names_root else "")
+        raise AssertionError("a shielded scope is not cancelled")
+
+    def _submit(self, above: sidecar.HostRun, order: WorkOrder) -> Job:
         if order.workspace.mode != "staged" and not above.names_root:
             order = msgspec.structs.replace(order, workspace=msgspec.structs.replace(order.workspace, mode="staged"))
         if order.workspace.mode != "staged":
             fact = "whoever sent this order keeps no copy (stage/1), and a queue's workers cannot work in its folder"
             raise ConfigError("config_invalid", fact, hint='send "stage/1" in the run\'s extensions, as our clients do')
         quota, asks = quota_of(self.plane.settings.limits), "ask/1" in above.extensions
-        return make_job(order, content, self.plane.home, quota, label=self._queue.label, asks=asks)
+        job = make_job(order, self._content, self.plane.home, quota, label=self._label, asks=asks)
+        self._engine.submit(job, priority=self._priority)
+        return job
 
-    async def _followed(
-        self, above: sidecar.HostRun, job: Job, engine: DurableEngine, content: Contents, root: str
-    ) -> messages.EndedRun:
-        id = job.order.id
-
-        async def cancel() -> None:
-            await anyio.to_thread.run_sync(engine.cancel, id, above.cancelled_because or "cancelled")
-
-        above.on_cancel = cancel
-        if above.cancelled_because is not None:
-            await cancel()
+    async def _followed(self, above: sidecar.HostRun, job: Job, root: str) -> messages.EndedRun:
+        engine, id = self._engine, job.order.id
         answered: set[tuple[str, str]] = set()
 
         async def ask(attempt: str, asked: Approval, ask_id: str) -> None:
@@ -174,7 +146,7 @@ class QueueServer(stdio.Server):
         result = await ended(engine, id)
 
         def kept() -> KeptRun:
-            row = keep(self.plane.home, job, result, content, root)
+            row = keep(self.plane.home, job, result, self._content, root)
             return KeptRun(self.plane.state_folder.store(), row, len(result.attempts))
 
         return await anyio.to_thread.run_sync(kept)

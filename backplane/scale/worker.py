@@ -24,6 +24,7 @@ from backplane.contract.events import AgentEvent
 from backplane.errors import BackendError
 from backplane.runtime.budgets import Amount, last_usage, own_budget
 from backplane.scale.durable import (
+    DEFERRED,
     NAME,
     STREAM,
     WORKFLOW,
@@ -56,10 +57,6 @@ VERSION: Final = "1"
 """Version of the queue's rows; the engine's workers take orders of their own version only."""
 LOST_S: Final = 1.0
 """Seconds between two checks of a worker whether it was declared dead."""
-POOL: Final = 4
-"""Database connections of a worker, plus one for every two slots; statements take milliseconds."""
-POOL_MAX: Final = 20
-"""Database connections at most, the engine's own default."""
 DRAIN_S_MAX: Final = 3600
 """Seconds for running orders to end after a worker's stop signal."""
 HURRY_S_MAX: Final = 15
@@ -112,8 +109,8 @@ class _Worker:
         """Why this worker was declared dead; empty while it is alive."""
         self._engine, self._run, self._label, self._slots, self._say = engine, run, label, slots, say
         self._queue, self._ledger = queue_name(label), engine.ledger
-        self._away_since: float | None = None
-        """Monotonic time of the first failure to reach the database; None while it is reachable."""
+        self._is_away = False
+        """True while the database cannot be reached."""
         self._live: dict[str, tuple[str, Control]] = {}
         """Order → its attempt, and its control."""
         self._deferred: dict[str, float] = {}
@@ -135,7 +132,6 @@ class _Worker:
                 "serializer": JsonText(),
                 "enable_otlp": False,
                 "log_level": "CRITICAL",
-                "sys_db_pool_size": min(POOL + self._slots // 2, POOL_MAX),
                 "run_migrations": False,
             }
         )
@@ -225,7 +221,7 @@ class _Worker:
         raise asyncio.CancelledError
 
     def _defer(self, job: Job, order_id: str, wait_ms: int) -> None:
-        self._engine.defer(order_id, job.label)
+        self._engine.move(order_id, job.label, DEFERRED)
         self._deferred[order_id] = time.monotonic() + wait_ms / 1000
 
     def _emitter(self, attempt: Attempt) -> Emit:
@@ -255,14 +251,14 @@ class _Worker:
                     self._engine.take_over()
                     reap_at = time.monotonic() + lease_s / 4
             except Exception as error:  # If the database is away, no heartbeat is sent, and the watchdog counts.
-                if self._away_since is None:
-                    self._away_since = began
+                if not self._is_away:
                     ends = f"this worker ends if that lasts {lease_s * _WATCH_SHARE:g} s"
                     self._say(f"the database cannot be reached: {words_of(error)}; {ends}")
+                self._is_away = True
                 continue
-            if self._away_since is not None:
-                self._say(f"the database is back after {time.monotonic() - self._away_since:.0f} s")
-                self._away_since = None
+            if self._is_away:
+                self._say("the database is back")
+                self._is_away = False
             if time.monotonic() - began < lease_s * (1 - _WATCH_SHARE) and not self.lost:
                 self._watchdog.feed()
 
@@ -284,5 +280,5 @@ class _Worker:
                 given = answers_of(row, attempt)
                 control.answers.update({ask: msgspec.convert(one, Decision) for ask, one in given.items()})
             if id in self._deferred and (why is not None or self._deferred[id] <= time.monotonic()):
-                self._engine.enqueue_again(id, self._label)
+                self._engine.move(id, self._label)
                 del self._deferred[id]

@@ -12,11 +12,11 @@ import msgspec
 
 from backplane import config
 from backplane.cli import code_of, streams
-from backplane.cli.command import Args, open_store, wrong, wrong_words
+from backplane.cli.command import Args, open_store, wrong_words
 from backplane.cli.ended import patch_line
 from backplane.receipts.outcomes import failure_of
 from backplane.scale.commands.waits import HoldReason, held
-from backplane.scale.engine import LISTED_MAX, Status, check_label, check_priority, unknown_order
+from backplane.scale.engine import LISTED_MAX, Status, check_label, check_priority
 from backplane.scale.orders import keep
 from backplane.scale.place import QueuePlace
 from backplane.view.figures import elapsed
@@ -31,10 +31,6 @@ HELD_S: Final = 3.0
 """Seconds without an event after which a follower prints the reason; a heartbeat comes every 2 s."""
 END_S: Final = 0.1
 """Seconds between two polls for the result, which follows the last event."""
-ID_CHARS_MIN: Final = 4
-"""Characters of an id that a search needs; fewer find nothing."""
-ID_CHARS: Final = 36
-"""Characters of a whole id."""
 
 
 def find_queue(args: Args, *, may_make: bool = True) -> QueuePlace:
@@ -67,7 +63,7 @@ def opened_order(args: Args) -> Iterator[tuple[DurableEngine, QueuePlace, str]]:
     """Open the queue that the options name; yield it with its place and the id of the order."""
     place = find_queue(args, may_make=False)
     with opened(place, may_make=False) as engine:
-        yield engine, place, order_id(engine, args.order)
+        yield engine, place, engine.find(args.order)
 
 
 def within(args: Args, name: str, least: float, most: float = LISTED_MAX) -> None:
@@ -75,22 +71,6 @@ def within(args: Args, name: str, least: float, most: float = LISTED_MAX) -> Non
     value = getattr(args, name)
     if value is not None and not least <= value <= most:
         raise wrong_words(f"--{name} {value:g} is out of range", f"give a number from {least:g} to {most:g}")
-
-
-def order_id(engine: DurableEngine, name: str) -> str:
-    """Return the id of the order, among the newest `LISTED_MAX`, whose id begins with this name.
-
-    Raises:
-        ConfigError: `config_invalid`, no id or several ids begin with it.
-    """
-    found = [name] if len(name) == ID_CHARS else []
-    if ID_CHARS_MIN <= len(name) < ID_CHARS:
-        found = [one.order_id for one in engine.list(limit=LISTED_MAX) if one.order_id.startswith(name)]
-    if len(found) > 1:
-        raise wrong(f"the ids of {len(found)} orders begin with {name!r}", "give more characters of the id")
-    if not found:
-        raise unknown_order(name)
-    return found[0]
 
 
 class QueuedOrder(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from backplane.cli import streams
 from backplane.scale.engine import LISTED_MAX, Status
 from backplane.scale.orders import open_asks
 from backplane.view.figures import elapsed
@@ -65,9 +66,7 @@ def _why_it_waits(engine: DurableEngine, status: Status) -> str:
         return f"no worker with the label {status.label} runs; start one: backplane queue worker --label {status.label}"
     limits, slots = engine.limits(status.label), sum(worker.slots for worker in alive)
     running = len(engine.list(limit=LISTED_MAX, state="running", label=status.label))
-    if limits.concurrency is not None and running >= limits.concurrency:
-        return f"the label's limit of {limits.concurrency} orders at once is reached (backplane queue limit)"
-    if running >= slots:
-        return f"all {slots} slots of {len(alive)} workers are taken"
-    rate = f"; at most {limits.rate_orders} begin in {limits.rate_ms / 1000:g} s" if limits.rate_ms is not None else ""
-    return f"{slots - running} of {slots} slots are free: a worker takes it soon{rate}"
+    most = f", {limits.concurrency} orders at once" if limits.concurrency is not None else ""
+    rate = f", {limits.rate_orders} begin in {limits.rate_ms / 1000:g} s" if limits.rate_ms is not None else ""
+    bounds = f"; limits of the label: {(most + rate).lstrip(', ')}" if most or rate else ""
+    return f"{running} orders run in the {slots} slots of {streams.count(len(alive), 'worker')}{bounds}"

@@ -27,7 +27,7 @@ from backplane.workspace import Quota
 
 pytest.importorskip("dbos")
 from backplane.scale import durable
-from backplane.scale.durable import DurableEngine, answers_of, notes_of
+from backplane.scale.durable import DEFERRED, DurableEngine, answers_of, notes_of
 from backplane.scale.ledger import Ledger
 from backplane.scale.worker import serve
 from tests.all.scale.test_queue_faults import BINARIES, postgres
@@ -288,8 +288,8 @@ async def test_a_lost_attempt_a_cancel_and_an_answer_are_notes_of_the_order(url:
     row = engine.row(id)
     assert (notes_of(row).cancelled, list(answers_of(row, "a"))) == ("why", ["ask-1"])
     assert not answers_of(row, "b")
-    engine.defer(id, "default")
+    engine.move(id, "default", DEFERRED)
     assert [one.state for one in engine.list(label="default")] == ["waiting"]
-    engine.enqueue_again(id, "default")
+    engine.move(id, "default")
     assert engine.row(id).queue_name == "backplane.default"
     engine.close()

@@ -144,7 +144,8 @@ def test_a_new_queue_is_told_and_no_folder_is_made_for_it(
 ) -> None:
     words = ["queue", "submit", "true", "--engine", here]
     for wrong in (["--engine", f"sqlite:///{tmp_path}/typo/q.sqlite"], ["--content", str(tmp_path / "typo" / "c")]):
-        assert main([*words, *wrong]) == 2
+        assert main([*words, *wrong]) == 1
+        assert "typo" in capfd.readouterr().err
     assert not (tmp_path / "typo").exists()
     assert not (tmp_path / "q.sqlite").exists()
     capfd.readouterr()
