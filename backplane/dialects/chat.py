@@ -40,6 +40,7 @@ from backplane.dialects.common import (
     put_back,
     read_arguments,
     read_content,
+    read_file,
     read_url,
     take_cache,
     take_options,
@@ -198,9 +199,7 @@ def _read_block(kind: str, rest: dict[str, Any], at: str, flavour: Flavour) -> i
     elif kind == "file" and {type(body.get("file_data")), type(body.get("file_id"))} == {str, type(None)}:
         name = pop(body, "filename")
         data, file_id = pop(body, "file_data"), pop(body, "file_id")
-        media = ir.Media(
-            kind="document", name=name, file_id=file_id, **({} if data is None else read_url(data, "data"))
-        )
+        media = ir.Media(kind="document", name=name, file_id=file_id, **({} if data is None else read_file(data)))
     put_back(rest, kind, body)
     return media
 
@@ -266,8 +265,8 @@ def _write_media(part: ir.Media, flavour: Flavour, notes: LossLedger) -> dict[st
     if part.kind != "document" or not (home or flavour.has_files):
         return None
     name = part.name if part.name is not None or home else part.title
-    if part.data is not None:
-        data = part.data if home and part.media_type is None else url
+    if part.data is not None or (home and url is not None):
+        data = part.data if part.data is not None and home and part.media_type is None else url
         return {"type": "file", "file": without_none({"file_data": data, "filename": name})}
     if part.file_id is not None and (home or notes.source in ("openai", "codex", "copilot")):
         return {"type": "file", "file": without_none({"file_id": part.file_id, "filename": name})}

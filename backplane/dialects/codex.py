@@ -41,6 +41,7 @@ from backplane.dialects.common import (
     put_back,
     read_arguments,
     read_content,
+    read_file,
     read_url,
     take_options,
     without_none,
@@ -160,9 +161,10 @@ def _read_block(kind: str, rest: dict[str, Any], at: str) -> ir.Part | None:
     if len(found) != 1:
         return None
     ((member, word),) = found.items()
-    del rest[member]
     fields = {"file_id": {"file_id": word}, "file_url": {"url": word}}.get(member)
-    fields = read_url(word, "url" if kind == "input_image" else "data") if fields is None else fields
+    fields = fields or (read_url(word) if kind == "input_image" else read_file(word))
+    if member != "file_data" or "url" not in fields:  # else it stays native, to be written again
+        del rest[member]
     if kind == "input_image":
         return ir.Media(kind="image", detail=pop(rest, "detail"), **fields)
     return ir.Media(kind="document", name=pop(rest, "filename"), **fields)
@@ -228,7 +230,8 @@ def _write_media(part: ir.Media, notes: LossLedger) -> dict[str, Any] | None:
     if part.kind == "document" and (url is not None or file_id is not None):
         data = part.data if home and part.media_type is None else url if part.data is not None else None
         name = part.name if part.name is not None else part.title
-        body = {"file_data": data, "file_url": part.url, "file_id": file_id if url is None else None, "filename": name}
+        address = None if home and part.ext.get(NAME, {}).get("file_data") == part.url else part.url
+        body = {"file_data": data, "file_url": address, "file_id": file_id if url is None else None, "filename": name}
         return without_none({"type": "input_file", **body})
     if part.kind == "audio" and home and part.data is not None:
         form = (part.media_type or "").partition("/")[2]

@@ -257,6 +257,11 @@ def read_url(url: str, field: str = "url") -> dict[str, Any]:
     return {"media_type": head[5:], "data": body} if found and head[:5] == "data:" else {field: url}
 
 
+def read_file(data: str) -> dict[str, Any]:
+    """Return the fields of a file's data: a data URL, bare base64, or an address that a gateway took for data."""
+    return read_url(data, "url" if data.startswith(("http://", "https://")) else "data")
+
+
 def take_cache(rest: dict[str, Any], name: str = "cache_control") -> dict[str, Any] | None:
     """Take a breakpoint of the prompt cache."""
     found = rest.get(name)
@@ -488,6 +493,11 @@ class Counters(msgspec.Struct, frozen=True):
         if beside:
             fields["input"] = (fields["input"] or 0) + beside
         total = (fields.get("input") or 0) + (fields["output"] or 0)
+        more = fields.get("reasoning") or 0
+        if more and "output" not in self.apart and rest.get(self.total) == total + more:
+            # Some gateways count thinking beside the output; their own number stays native, to be written again.
+            rest[self._path("output")] = fields["output"]
+            fields["output"], total = (fields["output"] or 0) + more, total + more
         if self.total and type(rest.get(self.total)) is int and rest[self.total] == total:
             del rest[self.total]
         return ir.TokenCounts(**fields, at=at, ext=ext_of(dialect, rest))
@@ -515,13 +525,15 @@ class Counters(msgspec.Struct, frozen=True):
             value = self.native(usage, field, notes.target if notes.is_home else "")
             value = 0 if value is None and field in self.needed and not notes.is_home else value
             if value is not None:
-                is_elsewhere = field in self.also and usage.ext.get(notes.target, {}).get(path) is UNSAID
+                own = usage.ext.get(notes.target, {}).get(path)
+                value = own if field == "output" and own == value - (usage.reasoning or 0) else value
+                is_elsewhere = field in self.also and own is UNSAID
                 head, _, tail = (self.also[field] if is_elsewhere else path).partition("/")
                 (out.setdefault(head, {}) if tail else out)[tail or head] = value
         if notes.is_home:
             added(out, usage, notes.target)
         if self.total:
-            out.setdefault(self.total, (usage.input or 0) + (usage.output or 0))
+            out.setdefault(self.total, (usage.input or 0) + (usage.output or 0))  # thinking beside it included
         return out
 
 

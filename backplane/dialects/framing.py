@@ -5,6 +5,7 @@ Incremental: cut the bytes anywhere, the same documents come out. What a documen
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -164,6 +165,10 @@ def _with_name(value: Json, name: str) -> Json:
     return {NAME_KEY: name, "data": value}
 
 
+_MARKS: Final = re.compile(rb'\\.?|["{}\[\]]', re.DOTALL)
+"""What tells where a document begins and ends; an escape takes the byte after it."""
+
+
 class JsonArray(_Framing):
     """JSON documents one after the other: the elements of one array, lines, or a single object."""
 
@@ -177,32 +182,28 @@ class JsonArray(_Framing):
     def feed(self, data: bytes) -> list[Json]:
         """Take bytes and return the documents that are complete."""
         out: list[Json] = []
-        start = 0 if self._depth else None
-        for place in range(len(data)):
-            byte = data[place]
-            if self._in_text:
-                if self._escaped:
-                    self._escaped = False
-                elif byte == 0x5C:
-                    self._escaped = True
-                elif byte == 0x22:
-                    self._in_text = False
-            elif byte == 0x22:
-                self._in_text = self._depth > 0
-            elif byte == 0x7B or (byte == 0x5B and self._depth):
-                if not self._depth:
-                    start = place
+        start = 0
+        skipped, self._escaped = self._escaped, False
+        for found in _MARKS.finditer(data, int(skipped)):
+            mark, place = found[0], found.start()
+            if mark[:1] == b"\\":
+                self._escaped = len(mark) == 1
+            elif mark == b'"':
+                self._in_text = self._depth > 0 and not self._in_text
+            elif self._in_text:
+                continue
+            elif mark == b"{" or (mark == b"[" and self._depth):
+                start = start if self._depth else place
                 self._depth += 1
-            elif byte in (0x5B, 0x5D) and not self._depth:
-                self.done = byte == 0x5D
-            elif (byte == 0x7D or byte == 0x5D) and self._depth:
+            elif not self._depth:
+                self.done = mark == b"]"
+            else:
                 self._depth -= 1
                 if not self._depth:
                     out += self._decoded(bytes(self._begun) + data[start : place + 1])
                     self._begun.clear()
-                    start = None
         if self._depth:
-            self._begun += data[start:] if start is not None else data
+            self._begun += data[start:]
             self._check(len(self._begun))
         return out
 

@@ -193,3 +193,18 @@ def test_thinking_without_words_is_not_sent_to_another_vendor() -> None:
     done = translate(document, "codex", "gemini")
     assert "thought" not in str(done.value)
     assert "/input/1" in {loss.path for loss in done.losses}
+
+
+@pytest.mark.parametrize("source", ["openai", "codex"])
+def test_an_address_where_data_is_asked_stays_an_address(source: str) -> None:
+    document = dict(documents(source, "request"))["as met: an address where data is asked"]
+    parts = translate(document, source, "gemini").value["contents"][0]["parts"]
+    assert parts[-1]["fileData"]["fileUri"] == "https://example.org/a.pdf"
+
+
+def test_thinking_that_is_counted_beside_the_output_is_part_of_it() -> None:
+    document = dict(documents("openai", "response"))["as met: thinking counted beside the output"]
+    usage = dialect("openai").response_to_ir(document).value.usage
+    assert (usage.output, usage.reasoning) == (105, 100)
+    written = translate(document, "openai", "gemini", "response").value["usageMetadata"]
+    assert (written["candidatesTokenCount"], written["thoughtsTokenCount"]) == (5, 100)
