@@ -14,10 +14,10 @@ from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, 
 from backplane.contract.work import PolicyProfile, WorkOrder, WorkspaceSpec
 from backplane.policy.backtest import Backtest, Redecided
 from backplane.policy.rules import compile_policy
-from backplane.receipts.backtest import Rejudge
 from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import Journal, head_fact
 from backplane.receipts.pieces import seal
+from backplane.receipts.rejudge import Rejudge
 from backplane.receipts.store import Store
 from tests.receipt_writer import TS, receipt_of
 from tests.test_runs import cli

@@ -72,9 +72,10 @@ class Backtest:
         self._event = -1
         self._found: dict[int, Redecided] = {}
         """By number of the decision."""
-        self._open: dict[str, list[tuple[Json, int, int]]] = {}
-        """Calls not asked about yet, by tool: input, decision, event."""
-        self._open_count = 0
+        self._reasons: set[str] = set()
+        """Why the tried policy decides calls and events in another way."""
+        self._open: dict[int, tuple[str, Json, int]] = {}
+        """Calls not asked about yet, oldest first: decision → tool, input, place in the trace."""
         self._asked: dict[str, int] = {}
         """Decision by id of the ask about it."""
         self._shells = 0
@@ -112,6 +113,8 @@ class Backtest:
         if before.allowed == after.allowed:
             self._found.pop(number, None)
             return
+        if place["event"] is not None:
+            self._reasons.add(after.reason)
         earlier = self._found.get(number)
         told: dict[str, Any] = {} if earlier is None else {"answered": earlier.answered, "by": earlier.by}
         self._found[number] = Redecided(before=_judged(before), after=_judged(after), **place, **told)
@@ -119,9 +122,8 @@ class Backtest:
     def _call(self, event: ToolCall) -> None:
         number = self._tool("tool_call", self._event, event.tool_name, event.input, None)
         self._shells += "bash" in tool_names(event.tool_name)
-        if self._open_count < CALLS_OPEN_MAX:
-            self._open_count += 1
-            self._open.setdefault(event.tool_name, []).append((event.input, number, self._event))
+        if len(self._open) < CALLS_OPEN_MAX:
+            self._open[number] = (event.tool_name, event.input, self._event)
 
     def _tool(self, kind: str, place: int, name: str, input: Json, cwd: str | None, number: int | None = None) -> int:
         if number is None:
@@ -151,25 +153,15 @@ class Backtest:
             number = self._patch([path for path in ask.get("files") or () if isinstance(path, str)])
         else:
             cwd = ask.get("cwd") if isinstance(ask.get("cwd"), str) else None
-            called = self._take_call(name, input)
-            if called is not None:
-                number, place = called
+            called = next((it for it, call in self._open.items() if call[:2] == (name, input)), None)
+            if called is None:
+                number = self._tool("ask", self._event, name, input, cwd)
+            else:
+                number, (_, _, place) = called, self._open.pop(called)
                 if cwd not in (None, self._root):
                     self._tool("tool_call", place, name, input, cwd, number)
-            else:
-                number = self._tool("ask", self._event, name, input, cwd)
         if isinstance(ask.get("id"), str) and number in self._found:
             self._asked[ask["id"]] = number
-
-    def _take_call(self, name: str, input: Json) -> tuple[int, int] | None:
-        """The first open call of this tool with this input, which is open no more."""
-        calls = self._open.get(name, [])
-        for index, (given, number, place) in enumerate(calls):
-            if given == input:
-                del calls[index]
-                self._open_count -= 1
-                return number, place
-        return None
 
     def _patch(self, files: list[str]) -> int:
         number = self.decisions
@@ -193,7 +185,7 @@ class Backtest:
         number = self.decisions
         self.decisions += 1
         both = self._both(lambda policy: policy.decide_write(path, self._root))
-        if not any(it.event is not None and it.after.reason == both[1].reason for it in self._found.values()):
+        if both[1].reason not in self._reasons:
             self._keep(number, both, event=place, kind=kind, subject=_short(shown))
 
     def _command(self, event: CommandExecuted) -> None:

@@ -65,7 +65,7 @@ _PRINTED: Final = {
     "cli_receipts_verify": "backplane.receipts.audit:Audit",
     "cli_route": "backplane.routing.router:RoutingDecision",
     "cli_dry_run": "backplane.cli.dry_run:DryRun",
-    "cli_replay": "backplane.receipts.backtest:Rejudged",
+    "cli_replay": "backplane.receipts.rejudge:Rejudged",
     "cli_runs": "backplane.receipts.memory:Remembered",
     "cli_translate_loss": "backplane.dialects.ir:Loss",
     "cli_version": "backplane.cli.version:Version",

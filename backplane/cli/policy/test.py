@@ -10,7 +10,7 @@ from backplane.cli import options as add
 from backplane.cli.command import Args, Parser, open_store, wrong_words
 from backplane.cli.terminal import look as stdout_look
 from backplane.contract.work import WorkOrder
-from backplane.receipts.backtest import Rejudge
+from backplane.receipts.rejudge import Rejudge
 from backplane.runtime.orders import read_policy, without_effect
 from backplane.view.console import Look
 from backplane.view.diff import changes
