@@ -466,7 +466,7 @@ def test_ctrl_c_ends_a_run_inside_a_running_loop(backplane_home: Path, tmp_path:
         program.send_signal(signal.SIGINT)
         assert program.wait(WAIT_S) == -signal.SIGINT
     with Store.open(backplane_home, readonly=True) as store:
-        (row,) = store.list()
+        (row,) = store.rows()
         assert store.load(row.run_id).backplane["end"]["reason"] == "cancelled"
 
 

@@ -259,7 +259,7 @@ def test_closed_standard_streams_harm_nothing(work: Path, words: str, closed: st
     assert sorted(path.name for path in work.iterdir()) == ["a.txt"]
     if words.startswith("run"):
         with Store.open(backplane_home, readonly=True) as store:
-            assert [row.outcome for row in store.list()] == ["complete"]
+            assert [row.outcome for row in store.rows()] == ["complete"]
             assert not store.verify_all().findings
 
 
@@ -410,7 +410,7 @@ def mock(*steps: Any) -> list[str]:
 def rows(home: Path) -> list[Any]:
     with Store.open(home, readonly=True) as store:
         assert not store.verify_all().findings
-        return store.list()
+        return store.rows()
 
 
 @pytest.mark.parametrize(

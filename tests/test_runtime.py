@@ -290,7 +290,7 @@ async def test_many_orders_at_once_are_not_mixed_up(way: str, count: int, backpl
     assert len({run.id for run in ended.values()}) == count
     assert {run.end.reason for run in ended.values() if run.end} == {"complete"}
     with Store.open(backplane_home, readonly=True) as store:
-        assert len(store.list(1_000)) == count
+        assert len(store.rows(1_000)) == count
         assert store.verify_all().findings == ()
 
 

@@ -119,7 +119,7 @@ def test_an_order_comes_back_verified_with_its_patch(queue: Queue) -> None:
     assert (shown["order"]["state"], shown["holds"], shown["outcome"]) == ("done", None, "complete")
     assert f"run {shown['run_id']}  receipt {shown['receipt_sha256']}\n" in done.stdout
     with Store.open(queue.home) as store:
-        (row,) = store.list()
+        (row,) = store.rows()
         receipt = store.load(row.run_id)
         assert receipt.backplane["queue"] == {
             "attempt": 1, "lost": [], "on_lost_worker": "fail", "label": "default",

@@ -144,5 +144,5 @@ def test_a_journal_that_was_changed_under_the_run_is_told_and_takes_no_result(
     assert receipt.backplane["end"] == {"reason": "store", "code": "receipt_store_failed"}
     assert receipt.backplane["patch"]["files"] == 1
     with Store.open(home) as store:
-        assert store.list() == []
+        assert store.rows() == []
         assert [orphan.run_id for orphan in store.orphans()] == [receipt.meta.run_id]

@@ -73,8 +73,8 @@ def test_an_unsealed_receipt_a_foreign_trace_and_a_second_receipt_of_a_run_are_r
 def test_the_newest_receipt_is_listed_first_and_pages_go_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_PAGE_ROWS", 2)
     runs = [stored_run(store, [str(number)]).run_id for number in range(5)]
-    assert [row.run_id for row in store.list()] == runs[::-1]
-    assert [row.run_id for row in store.list(3)] == runs[:1:-1]
+    assert [row.run_id for row in store.rows()] == runs[::-1]
+    assert [row.run_id for row in store.rows(3)] == runs[:1:-1]
     assert [row.run_id for row in store.scan()] == runs
 
 
@@ -98,12 +98,12 @@ def test_many_runs_of_one_beginning_are_not_all_printed(store: Store) -> None:
 
 def test_reading_only_makes_nothing_and_sees_what_others_store(tmp_path: Path) -> None:
     with Store.open(tmp_path / "none", readonly=True) as empty:
-        assert empty.list() == []
+        assert empty.rows() == []
         assert empty.checkpoint() is None
     assert not (tmp_path / "none").exists()
     with Store.open(tmp_path) as writer, Store.open(tmp_path, readonly=True) as reader:
         row = stored_run(writer, ["a"])
-        assert reader.list() == [row]
+        assert reader.rows() == [row]
         whole(reader, receipts=1)
         with pytest.raises(StoreError, match="EROFS"):
             reader.append(seal(receipt_of([])))
@@ -111,7 +111,7 @@ def test_reading_only_makes_nothing_and_sees_what_others_store(tmp_path: Path) -
 
 def test_a_store_that_is_made_after_it_was_opened_to_read_is_seen(tmp_path: Path) -> None:
     with Store.open(tmp_path, readonly=True) as reader:
-        assert list(reader.list()) == []
+        assert list(reader.rows()) == []
         with Store.open(tmp_path) as writer:
             row = stored_run(writer, ["a"])
         assert reader.has(row.run_id)
@@ -180,11 +180,11 @@ def test_a_lost_index_is_rebuilt_from_the_folders_and_says_so(tmp_path: Path) ->
     with Store.open(tmp_path) as store:
         rows = [stored_run(store, [str(number)]) for number in range(5)]
         assert store.prune(keep=3) == 2
-        checkpoint, listed = store.checkpoint(), store.list()
+        checkpoint, listed = store.checkpoint(), store.rows()
     (tmp_path / "receipts.sqlite").unlink()
     for readonly in (True, False):
         with Store.open(tmp_path, readonly=readonly) as store:
-            assert store.list() == listed
+            assert store.rows() == listed
             audit = store.verify_all(checkpoint)
             assert (audit.findings, audit.checked, audit.pruned) == ((), 3, 2)
             assert audit.rebuilt is not None

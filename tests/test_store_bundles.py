@@ -104,7 +104,7 @@ def test_nothing_of_a_wrong_receipt_is_imported(store: Store, tmp_path: Path, na
     path.write_bytes(change(b"".join(canonical_chunks(seal(receipt_of([delta("a")]))))))
     with pytest.raises(kind, match=text):
         import_bundle(store, path)
-    assert store.list() == []
+    assert store.rows() == []
     assert not (store.home / "runs").exists()
 
 
@@ -130,7 +130,7 @@ def test_a_patch_that_the_receipt_does_not_vouch_for_is_not_imported(
     (folder / "patch.diff").write_text("a patch")
     with pytest.raises(StoreError, match="receipt_hash_mismatch"):
         import_bundle(store, folder)
-    assert store.list() == []
+    assert store.rows() == []
 
 
 def claiming(diff: str | None, sha256: str) -> Receipt:
@@ -191,4 +191,4 @@ def test_only_files_of_a_foreign_folder_are_read(store: Store, tmp_path: Path, n
         place.mkdir()
     with pytest.raises(ConfigError, match="is no regular file"):
         import_bundle(store, folder)
-    assert store.list() == []
+    assert store.rows() == []

@@ -286,7 +286,7 @@ def test_no_pipe_link_or_hole_in_place_of_a_journal_is_waited_at_followed_or_rea
         assert [orphan.run_id for orphan in store.orphans()] == [run_id]
         (row,) = store.recover().rows
         whole(store, receipts=1)
-        assert len(store.list()) == 1
+        assert len(store.rows()) == 1
     assert (row.reason, row.trace_count) == ("interrupted", name != "trace.jsonl")
     assert (outside.read_text(), sorted(tmp_path.iterdir())) == ("mine\n", [store.home, outside])
 
@@ -388,7 +388,7 @@ def test_a_link_in_the_place_of_a_runs_folder_is_not_followed_but_named(store: S
         found = store.recover()
         assert [problem.partition(":")[0] for problem in found.problems] == [link.name]
         assert "is a link, which is not followed" in found.problems[0]
-    assert [row.run_id for row in store.list()] == [orphan.run_id]
+    assert [row.run_id for row in store.rows()] == [orphan.run_id]
     assert store.orphans() == []
     assert [path.name for path in victim.iterdir()] == ["patch.diff"]
     assert victim.stat().st_mtime_ns == before

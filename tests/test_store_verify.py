@@ -74,7 +74,7 @@ def test_verify_finds_a_changed_row(six: Store, name: str) -> None:
 
 @pytest.mark.parametrize("damage", ["flip", "blank", "empty", "swapped", "gone", "pipe"])
 def test_verify_finds_a_changed_receipt(six: Store, damage: str) -> None:
-    path, other = (six.folder(six.list()[place].run_id) / "receipt.json" for place in (3, 4))
+    path, other = (six.folder(six.rows()[place].run_id) / "receipt.json" for place in (3, 4))
     data = path.read_bytes()
     changes: dict[str, Callable[[], object]] = {
         "flip": lambda: path.write_bytes(data.replace(b"mock", b"mick")),
@@ -85,7 +85,7 @@ def test_verify_finds_a_changed_receipt(six: Store, damage: str) -> None:
         "pipe": lambda: puts(path, "pipe"),
     }
     changes[damage]()
-    assert {finding.run_id for finding in six.verify_all().findings} == {six.list()[3].run_id}
+    assert {finding.run_id for finding in six.verify_all().findings} == {six.rows()[3].run_id}
     assert len(list(memory.remembered(six))) == 6
     assert six.prune(keep=0, dry_run=True) == 6
 
@@ -102,7 +102,7 @@ def test_a_changed_run_id_leads_to_no_other_folder(six: Store, tmp_path: Path) -
 
 
 def test_a_row_without_a_receipt_is_a_store_error(six: Store) -> None:
-    row = six.list()[3]
+    row = six.rows()[3]
     (six.folder(row.run_id) / "receipt.json").write_bytes(b"{}")
     with pytest.raises(StoreError, match="holds no receipt"):
         six.load(row.run_id)
@@ -112,7 +112,7 @@ def test_a_row_without_a_receipt_is_a_store_error(six: Store) -> None:
 
 
 def test_verify_finds_a_receipt_that_was_changed_and_hashed_anew(six: Store) -> None:
-    row = six.list()[3]
+    row = six.rows()[3]
     forged = seal(msgspec.structs.replace(six.load(row.run_id), outcome="failed"))
     body = b"".join(canonical_chunks(msgspec.structs.replace(forged, trace=[])))
     (six.folder(row.run_id) / "receipt.json").write_bytes(body)
@@ -124,7 +124,7 @@ def test_verify_finds_a_receipt_that_was_changed_and_hashed_anew(six: Store) -> 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "grown", "gone", "swapped"])
 def test_verify_finds_a_changed_trace(six: Store, damage: str) -> None:
-    row, other = six.list()[2], six.list()[3]
+    row, other = six.rows()[2], six.rows()[3]
     path = six.folder(row.run_id) / "trace.jsonl"
     data = path.read_bytes()
     changes: dict[str, Callable[[], object]] = {
@@ -161,7 +161,7 @@ def test_a_cut_tail_and_an_older_copy_are_seen_with_a_checkpoint_alone(six: Stor
         assert [finding.code for finding in older.verify_all(checkpoint).findings] == ["receipt_chain_broken"]
         stored_run(older, ["another seventh"])
         assert [finding.code for finding in older.verify_all(checkpoint).findings] == ["receipt_chain_broken"]
-    tail = six.folder(six.list(1)[0].run_id)
+    tail = six.folder(six.rows(1)[0].run_id)
     tamper(six, "DELETE FROM receipts WHERE sequence = 7")
     assert [finding.code for finding in six.verify_all().findings] == ["receipt_chain_broken"]
     shutil.rmtree(tail)
@@ -220,7 +220,7 @@ def test_verify_finds_a_changed_column_of_a_pruned_receipt(six: Store, column: s
 
 
 def test_a_receipt_that_is_emptied_to_look_pruned_keeps_what_its_row_said(six: Store) -> None:
-    (six.folder(six.list()[3].run_id) / "receipt.json").unlink()
+    (six.folder(six.rows()[3].run_id) / "receipt.json").unlink()
     tamper(six, "UPDATE receipts SET pruned = 1, outcome = 'failed', backend = 'another' WHERE sequence = 3")
     found = six.verify_all(six.checkpoint())
     assert {finding.code for finding in found.findings} == {"receipt_chain_broken"}
@@ -237,7 +237,7 @@ def test_names_with_anything_in_them_are_covered_as_they_are_read_back(store: St
 
 
 def test_a_link_over_all_columns_is_none_over_a_hash_that_was_made_for_it(six: Store) -> None:
-    row = six.list()[3]
+    row = six.rows()[3]
     said = link_of(row.previous_link, row.sequence, msgspec.structs.asdict(row))
     assert said == row.link
     covered = sha256_hex(canonical_bytes({name: getattr(row, name) for name in COVERED}))

@@ -89,7 +89,7 @@ def _conversation(args: Args, home: Path, backend: str | None) -> dict[str, Json
 def _last(home: Path, backend: str | None) -> str:
     """Return the id of the conversation that a run on this backend has kept last."""
     with Store.open(home) as store:
-        for row in store.list(RUNS_MAX):
+        for row in store.rows(RUNS_MAX):
             try:
                 is_same = backend_name(store.folder(row.run_id)) == backend
                 kept = store.load(row.run_id).backplane.get("session") if is_same else None

@@ -42,9 +42,6 @@ class AuditFinding(msgspec.Struct, frozen=True, rename={"run_id": "name"}):
     fact: str
 
 
-Findings = list[AuditFinding]
-
-
 class Audit(msgspec.Struct, frozen=True, rename={"findings": "faults"}):
     """The result of checking receipts: the whole store, or some."""
 
@@ -59,7 +56,7 @@ class Audit(msgspec.Struct, frozen=True, rename={"findings": "faults"}):
     """When the index was last rebuilt from the run folders; None if it never was."""
 
 
-def check_row(row: ReceiptRow, body: bytes, trace: Trace, patch: Path | None) -> Findings:
+def check_row(row: ReceiptRow, body: bytes, trace: Trace, patch: Path | None) -> list[AuditFinding]:
     """Compare one row with its body, its trace's file and its patch's file.
 
     Args:
@@ -73,7 +70,7 @@ def check_row(row: ReceiptRow, body: bytes, trace: Trace, patch: Path | None) ->
         receipt = with_trace(body, trace)
     except (msgspec.MsgspecError, ValueError) as error:
         return [found("receipt_hash_mismatch", f"the stored body is no receipt: {error}")]
-    findings: Findings = []
+    findings: list[AuditFinding] = []
     if without_trace(receipt) != body:
         findings.append(found("receipt_hash_mismatch", "the stored body is not in canonical form"))
     findings += [found("receipt_hash_mismatch", fact) for fact in _trace_faults(row, trace)]
@@ -93,7 +90,7 @@ def check_row(row: ReceiptRow, body: bytes, trace: Trace, patch: Path | None) ->
     return findings + [found("receipt_hash_mismatch", fact) for fact in faults]
 
 
-def check_link(row: ReceiptRow, previous: ReceiptRow | None) -> Findings:
+def check_link(row: ReceiptRow, previous: ReceiptRow | None) -> list[AuditFinding]:
     """Compare one row's place in the chain with the row before it (None before the first)."""
     faults = []
     expected = previous.sequence + 1 if previous else 1
@@ -106,7 +103,7 @@ def check_link(row: ReceiptRow, previous: ReceiptRow | None) -> Findings:
     return [AuditFinding("receipt_chain_broken", row.run_id, fact) for fact in faults]
 
 
-def check_checkpoint(checkpoint: ChainCheckpoint, row: ReceiptRow | None) -> Findings:
+def check_checkpoint(checkpoint: ChainCheckpoint, row: ReceiptRow | None) -> list[AuditFinding]:
     """Compare a checkpoint kept elsewhere with the row of its sequence now."""
     if row is not None and row.link == checkpoint.link:
         return []

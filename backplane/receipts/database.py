@@ -68,10 +68,6 @@ COVERED: Final = tuple(
 """Columns with what a receipt says of itself: all that is left of one that was pruned."""
 
 
-Rows = list[ReceiptRow]
-"""Under a name of its own, because `Store.list` hides the builtin inside its class."""
-
-
 class ChainCheckpoint(msgspec.Struct, frozen=True):
     """The head of the chain at one moment, to be kept elsewhere: only with one can a rollback be seen."""
 

@@ -85,9 +85,6 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
         return self.outcome not in (None, "complete")
 
 
-Found = list[Remembered]
-
-
 class _Error(msgspec.Struct, frozen=True):
     code: str | None = None
     message: str | None = None
@@ -122,7 +119,7 @@ def remembered(store: Store) -> Iterator[Remembered]:
     yield from (of_row(store, row) for row in store.newest() if row.run_id not in told)
 
 
-def unsettled(store: Store) -> Found:
+def unsettled(store: Store) -> list[Remembered]:
     """The runs without a receipt, the live ones first, of each kind the newest first."""
     found = [of_folder(folder) for folder in store.unknown_folders()]
     return sorted(

@@ -66,9 +66,6 @@ class Orphan(msgspec.Struct, frozen=True):
     """The head's facts, oldest first; read once it is ours."""
 
 
-Orphans = list[Orphan]
-
-
 class Recovery(msgspec.Struct, frozen=True):
     """What a look for orphans gave."""
 

@@ -24,7 +24,7 @@ from backplane.contract.receipt import Receipt
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
 from backplane.receipts.audit import AuditFinding
-from backplane.receipts.database import ChainCheckpoint, ReceiptRow, Rows, columns_of
+from backplane.receipts.database import ChainCheckpoint, ReceiptRow, columns_of
 from backplane.receipts.journal import (
     COPIED,
     PATCH,
@@ -36,7 +36,7 @@ from backplane.receipts.journal import (
     opening_of,
 )
 from backplane.receipts.pieces import with_trace, without_trace
-from backplane.receipts.recovery import Orphan, Orphans, Recovery
+from backplane.receipts.recovery import Orphan, Recovery
 from backplane.receipts.trace import Trace, line_batches
 
 PREFIX_CHARS_MIN: Final = 4
@@ -157,7 +157,7 @@ class Store:
             raise
         return journal
 
-    def list(self, limit: int = 50) -> Rows:
+    def rows(self, limit: int = 50) -> list[ReceiptRow]:
         """Return the newest rows, the newest first."""
         return [*islice(self.newest(), limit)]
 
@@ -202,7 +202,7 @@ class Store:
     def _is_check(self, run_id: str) -> bool:
         return recovery.is_run_id(run_id) and opening_of(self.folder(run_id)).check is not None
 
-    def beginning(self, prefix: str) -> Rows:
+    def beginning(self, prefix: str) -> list[ReceiptRow]:
         """Return the first rows whose run id begins so, one more than an error names.
 
         Raises:
@@ -217,7 +217,7 @@ class Store:
             "WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT ?", (wanted, wanted + "~", AMBIGUOUS_SHOWN + 1)
         )
 
-    def of_orders(self, prefix: str) -> Rows:
+    def of_orders(self, prefix: str) -> list[ReceiptRow]:
         """The newest row of each order whose id begins so, one more than an error names."""
         wanted = prefix.encode("ascii", "replace").decode()
         newest = "SELECT MAX(sequence) FROM receipts WHERE work_order_id >= ? AND work_order_id < ?"
@@ -287,7 +287,7 @@ class Store:
         head = next(self.newest(), None)
         return ChainCheckpoint(head.sequence, head.link, canonical.timestamp_at(time.time_ns())) if head else None
 
-    def verify(self, run: str) -> audit.Findings:
+    def verify(self, run: str) -> list[AuditFinding]:
         """Check one receipt: body, trace, patch, columns, and its links to the one before.
 
         Returns:
@@ -377,7 +377,7 @@ class Store:
             marks = ((run_id,) for run_id in run_ids)
             connection.executemany("UPDATE receipts SET pruned = 1 WHERE run_id = ? AND NOT pruned", marks)
 
-    def _prunable(self, keep: int | None, ended_before_ms: int | None, bytes_max: int | None) -> Rows:
+    def _prunable(self, keep: int | None, ended_before_ms: int | None, bytes_max: int | None) -> list[ReceiptRow]:
         rows = [*self.newest()]
         gone = {row.run_id for row in rows[max(0, keep) :]} if keep is not None else set()
         if ended_before_ms is not None:
@@ -400,7 +400,7 @@ class Store:
             fact = f"files of pruned receipts cannot be removed: {'; '.join(faults[:FAULTS_SHOWN])}"
             raise StoreError("receipt_store_failed", fact, hint="put that right and prune again: it removes the rest")
 
-    def orphans(self) -> Orphans:
+    def orphans(self) -> list[Orphan]:
         """Runs that were cut off: a journal, no receipt, nobody at work."""
         abandoned = (folder for folder in self.unknown_folders() if recovery.is_abandoned(folder))
         return [Orphan(folder.name, folder) for folder in abandoned if not self.has(folder.name)]
@@ -436,7 +436,9 @@ class Store:
         self._settle(run_id, clean)
         return self.load(run_id)
 
-    def _settle(self, run_id: str, clean: Callable[[Orphan], None] | None = None, *, only_copies: bool = False) -> Rows:
+    def _settle(
+        self, run_id: str, clean: Callable[[Orphan], None] | None = None, *, only_copies: bool = False
+    ) -> list[ReceiptRow]:
         folder = self.folder(run_id)
         with recovery.claimed(folder) as lock:
             if lock is None or self.has(run_id) or os.path.lexists(folder / database.LINK):
@@ -478,12 +480,12 @@ class Store:
             raise StoreError("receipt_store_failed", f"the content of run {row.run_id} was pruned")
         return body
 
-    def _check(self, row: ReceiptRow) -> audit.Findings:
+    def _check(self, row: ReceiptRow) -> list[AuditFinding]:
         folder = self.folder(row.run_id)
         patch = None if recovery.came_without_patch(folder) else folder / PATCH
         return audit.check_row(row, self.body(row), self.trace(row), patch) + self._check_kept(row)
 
-    def _check_kept(self, row: ReceiptRow) -> audit.Findings:
+    def _check_kept(self, row: ReceiptRow) -> list[AuditFinding]:
         """Compare a row with the one that stands beside its receipt."""
         kept = database.kept_row(self.folder(row.run_id))
         is_new = kept is None and row.sequence > self._newest_sequence() - UNLINKED_MAX
@@ -500,7 +502,7 @@ class Store:
 
     def _complete_links(self) -> None:
         """Write the `link.json` that a killed writer has not written after its commit."""
-        for row in self.list(UNLINKED_MAX):
+        for row in self.rows(UNLINKED_MAX):
             folder = self._runs / row.run_id
             if not recovery.is_run_id(row.run_id) or (folder / database.LINK).exists():
                 return
@@ -528,7 +530,7 @@ class Store:
             database.keep_row(self.folder(row.run_id), row)
         return row
 
-    def _rows(self, where: str, values: Iterable[object]) -> Rows:
+    def _rows(self, where: str, values: Iterable[object]) -> list[ReceiptRow]:
         with self._locked() as connection:
             found = connection.execute(f"SELECT {database.READ} FROM receipts {where}", tuple(values)).fetchall()
         return [ReceiptRow(*values) for values in found]

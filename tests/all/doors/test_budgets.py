@@ -402,6 +402,6 @@ def test_the_share_of_a_child_whose_plane_was_killed_is_kept_until_it_is_sealed(
     assert error is not None
     assert error.code == "policy_denied"
     with Store.open(backplane_home) as store:
-        reasons = sorted(row.reason or "" for row in store.list())
+        reasons = sorted(row.reason or "" for row in store.rows())
         assert "interrupted" in reasons
         assert taken(store, child(parent, 0.3))["left_usd_micros"] == 0

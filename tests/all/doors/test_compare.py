@@ -133,7 +133,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(
     configure(source, good=GOOD)
     assert cli(source, "compare", "x", *words).returncode == 2
     with Store.open(backplane_home, readonly=True) as store:
-        assert store.list() == []
+        assert store.rows() == []
 
 
 def test_a_signal_leaves_what_the_rounds_before_it_found(

@@ -115,7 +115,7 @@ class Talk:
 
     def receipts(self) -> dict[str, Receipt]:
         with Store.open(self.home, readonly=True) as kept:
-            return {row.run_id: kept.load(row.run_id) for row in kept.list()}
+            return {row.run_id: kept.load(row.run_id) for row in kept.rows()}
 
 
 async def cut_turn(talk: Talk, registry: ProviderRegistry, session: Session, way: str, words: str) -> None:

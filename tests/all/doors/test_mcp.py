@@ -68,7 +68,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 
 def receipts(home: Path) -> list[Receipt]:
     with Store.open(home, readonly=True) as store:
-        return [store.load(row.run_id) for row in store.list()]
+        return [store.load(row.run_id) for row in store.rows()]
 
 
 def test_a_run_leaves_the_folder_as_it_was_and_gives_back_a_patch(client: Client, tmp_path: Path) -> None:

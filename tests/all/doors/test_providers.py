@@ -124,7 +124,7 @@ class Ground:
 
     def receipts(self) -> list[Any]:
         with Store.open(self.home, readonly=True) as store:
-            return [store.load(row.run_id) for row in reversed(list(store.list()))]
+            return [store.load(row.run_id) for row in reversed(list(store.rows()))]
 
 
 @pytest.fixture

@@ -179,7 +179,7 @@ def test_the_command_replays_a_stored_run(root: Path, monkeypatch: Any) -> None:
     assert (again.returncode, "hi\n" in again.stdout, "patch" in again.stdout) == (0, True, False), again.stderr
     home = Path(os.environ["BACKPLANE_HOME"])
     with Store.open(home, readonly=True) as store:
-        rows = list(store.list())
+        rows = list(store.rows())
         told = [store.load(row.run_id).backplane.get("replay", {}) for row in rows]
     assert [it.get("run") for it in told] == [rows[1].run_id, None]
     rejudged = cli("policy", "test", "strict", "--all", "--json").stdout.splitlines()

@@ -95,7 +95,7 @@ def test_a_choice_is_shown_with_its_reasons_and_nothing_is_started(folder: Path,
     assert (done.returncode, done.stdout.split()[1]) == (0, "second,")
     assert "named_only" in cli(folder, "run", "--dry-run", "do it", "--prefer", "cost", "-v").stdout
     with Store.open(backplane_home, readonly=True) as store:
-        assert len(store.list()) == 2
+        assert len(store.rows()) == 2
 
 
 def test_a_choice_as_json_has_everyone_who_was_considered(folder: Path, backplane_home: Path) -> None:
@@ -145,7 +145,7 @@ prices = { input = 0.1, output = 0.5 }
     _, added = ran(folder, "--prefer", "cost")
     assert added["route"]["chosen"]["model"] == "small"
     with Store.open(backplane_home, readonly=True) as store:
-        head = (store.folder(store.list()[0].run_id) / "head.jsonl").read_text()
+        head = (store.folder(store.rows()[0].run_id) / "head.jsonl").read_text()
     assert json.loads(head.splitlines()[0])["order"]["config"]["model"] == "small"
 
 

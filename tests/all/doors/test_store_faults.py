@@ -65,7 +65,7 @@ def test_a_store_that_cannot_grow_acknowledges_nothing_and_goes_on_later(store: 
     sealed = seal(receipt_of(journal.trace, journal.run_id, usage_raw="x" * 200_000))
     with file_size_limit(150_000), pytest.raises(StoreError, match="receipt_store_failed"):
         store_until_it_fails(store, "x" * 200_000)
-    stored = len(store.list())
+    stored = len(store.rows())
     store.append(sealed, journal)
     journal.close()
     whole(store, receipts=stored + 1)
@@ -121,7 +121,7 @@ def test_a_read_only_disk_can_be_read_and_says_so_when_written(tmp_path: Path) -
             row = stored_run(store, ["a"])
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         with Store.open(disk, readonly=True) as store:
-            assert store.list() == [row]
+            assert store.rows() == [row]
             whole(store, receipts=1)
             assert store.orphans() == []
         with pytest.raises(StoreError, match=r"receipt_store_failed.*EROFS"):
@@ -144,7 +144,7 @@ def test_after_a_failed_fsync_the_journal_is_not_trusted_again(store: Store, mon
     for fd in (pipe, other, kept):
         os.close(fd)
     journal.close()
-    assert store.list() == []
+    assert store.rows() == []
 
 
 # Processes ------------------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_a_refusal_under_the_id_of_a_run_at_work_does_not_take_the_place_of_its_
         store.append(seal(receipt_of([], journal.run_id, outcome="failed")))
     row = store.append(seal(receipt_of(journal.trace, journal.run_id)), journal)
     journal.close()
-    assert (row.outcome, [one.run_id for one in store.list()]) == ("complete", [journal.run_id])
+    assert (row.outcome, [one.run_id for one in store.rows()]) == ("complete", [journal.run_id])
     whole(store, receipts=1)
 
 

@@ -262,7 +262,7 @@ class Ground:
 
     def rows(self) -> list[ReceiptRow]:
         with Store.open(self.home, readonly=True) as store:
-            return store.list(100_000)
+            return store.rows(100_000)
 
     def amiss(
         self,
@@ -303,7 +303,7 @@ class Ground:
 
     def _badly_stored(self, ended: Ended, outcome: str, accepted: int | None) -> list[str]:
         with Store.open(self.home, readonly=True) as store:
-            row, findings = store.list(1)[0], store.verify_all().findings
+            row, findings = store.rows(1)[0], store.verify_all().findings
             lines = list(store.trace(row).lines())
         told = [line for line in ended.stdout.split(b"\n") if line.startswith(b'{"t":"event",')]
         facts = [

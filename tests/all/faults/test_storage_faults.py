@@ -328,7 +328,7 @@ def _swap(connection: sqlite3.Connection, rng: random.Random, home: Path) -> Non
 
 def _rehash(connection: sqlite3.Connection, rng: random.Random, home: Path) -> None:
     with Store.open(home, readonly=True) as store:
-        row = rng.choice(store.list(1000)[1:])
+        row = rng.choice(store.rows(1000)[1:])
         receipt = store.load(row.run_id)
         changed = seal(msgspec.structs.replace(receipt, outcome="failed", receipt_sha256=None))
         (store.folder(row.run_id) / "receipt.json").write_bytes(without_trace(changed))

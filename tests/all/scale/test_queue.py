@@ -237,7 +237,7 @@ def test_an_order_without_a_backend_gets_the_choice_of_its_workers_router(queue:
     done = queue.cli("queue", "submit", "hello", "--root", ".", *route, "--wait")
     assert done.returncode == 0, done
     with Store.open(queue.home) as store:
-        told = store.load(store.list()[0].run_id).backplane["route"]
+        told = store.load(store.rows()[0].run_id).backplane["route"]
     assert (told["chosen"]["backend"], told["seed"]) == ("thinks", 3)
 
 

@@ -264,7 +264,7 @@ class _Round:
         for place, job in enumerate(self.jobs):
             await self._check_order(place, job)
         with Store.open(queue.home) as store:
-            assert len(store.list(2 * ORDERS)) == ORDERS
+            assert len(store.rows(2 * ORDERS)) == ORDERS
             assert not store.verify_all().findings
 
     async def _check_order(self, place: int, job: Job) -> None:

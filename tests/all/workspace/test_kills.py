@@ -160,7 +160,7 @@ def test_verify_and_apply_say_what_was_cut_off(backplane_home: Path, order: tupl
     root, words = order
     says(*words)
     with Store.open(backplane_home, readonly=True) as store:
-        run_id = store.list(1)[0].run_id
+        run_id = store.rows(1)[0].run_id
     assert killed(COMMAND, 6, "apply", run_id) == -signal.SIGKILL
     assert contents(root) not in (OLD, NEW)
     assert f"run {run_id}: putting its patch into" in says("receipts", "verify")[1]
