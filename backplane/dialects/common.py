@@ -493,11 +493,11 @@ class Counters(msgspec.Struct, frozen=True):
         if beside:
             fields["input"] = (fields["input"] or 0) + beside
         total = (fields.get("input") or 0) + (fields["output"] or 0)
-        more = fields.get("reasoning") or 0
-        if more and "output" not in self.apart and rest.get(self.total) == total + more:
+        thought = fields.get("reasoning") or 0
+        if thought and "output" not in self.apart and rest.get(self.total) == total + thought:
             # Some gateways count thinking beside the output; their own number stays native, to be written again.
             rest[self._path("output")] = fields["output"]
-            fields["output"], total = (fields["output"] or 0) + more, total + more
+            fields["output"], total = (fields["output"] or 0) + thought, total + thought
         if self.total and type(rest.get(self.total)) is int and rest[self.total] == total:
             del rest[self.total]
         return ir.TokenCounts(**fields, at=at, ext=ext_of(dialect, rest))
