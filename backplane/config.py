@@ -484,6 +484,20 @@ def _backend_in(backend: BackendSettings, folder: Path) -> BackendSettings:
     return msgspec.structs.replace(backend, writable=writable, options=options)
 
 
+def read_command(text: str) -> tuple[str, ...]:
+    """Split a command as a shell does. Raises ConfigError: `config_invalid`, it is empty or a quote is not closed."""
+    import shlex  # Commands of settings are lists.
+
+    try:
+        words, why = tuple(shlex.split(text)), "it is empty"
+    except ValueError as error:
+        words, why = (), str(error)
+    if not words:
+        fact = f"{text[:80]!r} cannot be read as a command: {why}"
+        raise ConfigError("config_invalid", fact, hint="name a program, and check the quotes")
+    return words
+
+
 def absolute_command(command: tuple[str, ...], folder: Path) -> tuple[str, ...]:
     """Make a command independent of the current folder.
 

@@ -16,7 +16,7 @@ import pytest
 from backplane import Decision
 from backplane.config import Settings
 from backplane.contract.capability import Requirement, Requirements
-from backplane.contract.events import Approval, Carried, Warned
+from backplane.contract.events import Approval, ApprovalAnswered, Carried, Warned
 from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import CODES
 from backplane.receipts.store import Store
@@ -128,6 +128,18 @@ async def test_before_each_tool_that_may_write_the_state_is_kept_once(
     assert [(one["why"], one["files"]) for one in made] == [("tool", 0), ("tool", 1), ("tool", 1)]
     assert len({one["tree"] for one in made}) == 3
     assert run.receipt.capabilities["checkpointing"] == "emulated"
+
+
+async def test_an_answer_that_waits_for_a_checkpoint_names_its_maker(
+    mock: Backend, backplane_home: Path, root: Path
+) -> None:
+    def on_ask(_: Approval) -> Decision:
+        return Decision(decision="allow", remember="run")
+
+    work = auto(root, write("a.txt", "1"), write("a.txt", "2"), policy=PolicyProfile(require_approval_for=("*",)))
+    async with plane(backplane_home) as control, control.start(work, mock, on_ask=on_ask) as run:
+        answers = [event async for event in run if isinstance(event, ApprovalAnswered)]
+    assert [answer.body["by"] for answer in answers] == ["caller", "caller"]
 
 
 async def test_the_oldest_checkpoints_make_room(

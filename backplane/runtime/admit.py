@@ -11,10 +11,11 @@ import anyio
 import anyio.to_thread
 
 from backplane.config import Limits
+from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.unknown import check_settings
 from backplane.contract.work import WorkOrder
-from backplane.errors import BackplaneError
+from backplane.errors import BackplaneError, ConfigError
 from backplane.policy.rules import compile_policy
 from backplane.runtime.backends import Backend
 from backplane.runtime.hooks import Hooks, above, configured
@@ -92,9 +93,19 @@ def _check(plane: ControlPlane, run: Run, given: RunOptions) -> None:
 
 
 async def id_of(folder: StateFolder, wanted: str | None) -> str:
-    """Return the id of a new run: the wanted one, or another if there is none or a run has it already."""
-    is_new = wanted is not None and await anyio.to_thread.run_sync(folder.is_new, wanted)
-    return wanted if wanted is not None and is_new else str(uuid.uuid4())
+    """Return the id of a new run: the wanted one, or another if there is none or a run has it already.
+
+    Raises:
+        ConfigError: `config_invalid`, the wanted id is no UUID.
+    """
+    if wanted is None:
+        return str(uuid.uuid4())
+    try:
+        wanted = canonical.uuid_text(wanted)
+    except ValueError:
+        fact = f"run_id is {wanted[:80]!r}, which is no UUID"
+        raise ConfigError("config_invalid", fact, hint="pass `str(uuid.uuid4())`, or leave it out") from None
+    return wanted if await anyio.to_thread.run_sync(folder.is_new, wanted) else str(uuid.uuid4())
 
 
 async def keep_result(home: Path, run: Run) -> None:

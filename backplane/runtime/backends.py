@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from backplane.agents import rows
-from backplane.config import BackendSettings, Limits, Settings, child_environment, home_path, user_folder
+from backplane.config import BackendSettings, Limits, Settings, child_environment, home_path, read_command, user_folder
 from backplane.contract.unknown import nearest_name
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackendError, ConfigError, PolicyError
@@ -370,10 +369,7 @@ def from_command(command: str | tuple[str, ...], *, cwd: Path, limits: Limits | 
     Raises:
         ConfigError: `config_invalid`, the command is empty or a quote is not closed.
     """
-    try:
-        words = tuple(shlex.split(command)) if isinstance(command, str) else command
-    except ValueError as error:
-        raise ConfigError("config_invalid", f"the command cannot be read: {error}", hint="check its quotes") from error
+    words = read_command(command) if isinstance(command, str) else command
     if not words:
         raise ConfigError("config_invalid", "the command is empty", hint="name a program that speaks the protocol")
     program = words[0] if os.sep not in words[0] else str(cwd / words[0])

@@ -7,7 +7,6 @@ takes the events.
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -408,20 +407,19 @@ class Drive:
 
     async def _reseal(self) -> None:
         """Seal and store the run from its journal alone after an exception; a receipt that is stored already counts."""
-        assert self.ending.end is not None
-        seal = functools.partial(
-            finalize.seal_journal, self.plane.state_folder, self.facts, self.place.journal, self.ending.end
-        )
+        ending, folder = self.ending, self.plane.state_folder
+        assert ending.end is not None
+        code = ending.end.code or "internal"
         try:
-            sealed = await anyio.to_thread.run_sync(seal)
+            receipt = await anyio.to_thread.run_sync(folder.seal_failed, self.facts, self.place.journal, code)
         except Exception as error:  # The next start seals the run.
             self.note_problem(unforeseen(error))
             return
-        if self.ending.fault is not None and sealed.end != self.ending.end:
-            self.note_problem(self.ending.fault)
-            code = sealed.end.code
-            self.ending.error = from_code(code, "its receipt says more") if code else None
-        self._take_sealed(sealed)
+        end = msgspec.convert(receipt.backplane["end"], End)
+        if ending.fault is not None and end != ending.end:
+            self.note_problem(ending.fault)
+            ending.error = from_code(end.code, "its receipt says more") if end.code else None
+        self._take_sealed(finalize.Sealed(receipt=receipt, end=end, error=None, patch=None))
 
     def note_problem(self, fault: BackplaneError) -> None:
         """Add an error of the sealing to the problems of the state folder."""

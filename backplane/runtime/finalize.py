@@ -118,19 +118,6 @@ def seal_run(
     return Sealed(receipt=receipt, end=end, error=error, patch=files)
 
 
-def seal_journal(state_folder: StateFolder, facts: RunState, journal: Journal | None, end: End) -> Sealed:
-    """Seal and store a run from its journal alone, with all its events and no patch, if `seal_run` failed. Blocks.
-
-    If a receipt of the run is stored already, that receipt and its end are returned.
-
-    Raises:
-        StoreError: `receipt_store_failed`; the next start seals the run.
-    """
-    (journal or state_folder.journal(facts)).close()
-    receipt = state_folder.seal_failed(facts.run_id, end.code or "internal")
-    return Sealed(receipt=receipt, end=msgspec.convert(receipt.backplane["end"], End), error=None, patch=None)
-
-
 def _claimed(facts: RunState, trace: Trace, workspace: Workspace, patch: Patch, diff: str | None) -> dict[str, Json]:
     """Judge the host's claims; if the trace cannot be read back, return only the reason, as `failed`."""
     try:

@@ -7,7 +7,6 @@ asked, and `hook_calls` calls one hook.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import anyio
 import msgspec
 from msgspec import UNSET
 
-from backplane.config import HOOK_MS, HookEvent, HookSettings, absolute_command
+from backplane.config import HOOK_MS, HookEvent, HookSettings, absolute_command, read_command
 from backplane.contract import envelope as wire
 from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
@@ -94,7 +93,7 @@ class Hook(msgspec.Struct, frozen=True):
         for name in _SHARED:
             force(self, name, getattr(row, name))
         if isinstance(self.run, str):
-            force(self, "run", _words(self.run))
+            force(self, "run", read_command(self.run))
         if self.run is not None and not callable(self.run):
             _check_command(self.run)
         if not self.tools:
@@ -115,13 +114,6 @@ class Hook(msgspec.Struct, frozen=True):
 
 _SHARED: Final = ("event", "tools", "name", "timeout_ms", "on_failure")
 """Members that a hook has in common with a row of the configuration."""
-
-
-def _words(command: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(command))
-    except ValueError as error:
-        raise _invalid(f"the hook {command[:80]!r} cannot be read as a command: {error}", "check its quotes") from error
 
 
 def _check_command(words: Sequence[str]) -> None:
@@ -146,8 +138,7 @@ def configured(rows: Iterable[HookSettings]) -> tuple[Hook, ...]:
 
 def from_command(event: HookEvent, command: str, cwd: Path) -> Hook:
     """Return a hook that asks a command about all tools; paths in the command are relative to `cwd`."""
-    words = _words(command)
-    return Hook(event, absolute_command(words, cwd) if words else words)
+    return Hook(event, absolute_command(read_command(command), cwd))
 
 
 def taken(order: WorkOrder) -> tuple[WorkOrder, tuple[Hook, ...]]:

@@ -18,7 +18,6 @@ import anyio.to_thread
 
 from backplane import config
 from backplane.config import Settings
-from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.work import REPLAY, WorkOrder, settings_of
 from backplane.errors import BackplaneError, ConfigError, require_type, unforeseen
@@ -116,7 +115,8 @@ class ControlPlane:
 
     async def __aenter__(self) -> ControlPlane:
         self._closed = False
-        self.keep_warm()
+        with _known_errors():
+            self.keep_warm()
         return self
 
     def keep_warm(self) -> None:
@@ -200,7 +200,6 @@ class ControlPlane:
             with _known_errors():
                 check_names(given)
                 self.require_open()
-                run_id = run_id if run_id is None else _uuid_of(run_id)
                 check_callbacks(given.get("on_ask"), given.get("hooks", ()))
                 whole = await order_of(order, opened, self.settings.policy, **given)
                 asked = settings_of(whole.config.vendor)
@@ -302,12 +301,3 @@ class ControlPlane:
             StoreError: there is no such run.
         """
         return await anyio.to_thread.run_sync(apply_once, self.state_folder, run_id)
-
-
-def _uuid_of(run_id: str) -> str:
-    """Return a run's id in the form of the contract. Raises ConfigError: `config_invalid`."""
-    try:
-        return canonical.uuid_text(run_id)
-    except ValueError:
-        fact = f"run_id is {run_id[:80]!r}, which is no UUID"
-        raise ConfigError("config_invalid", fact, hint="pass `str(uuid.uuid4())`, or leave it out") from None

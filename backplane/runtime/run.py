@@ -12,7 +12,7 @@ import msgspec
 
 from backplane.config import Limits
 from backplane.contract import envelope as wire
-from backplane.contract.events import AgentEvent, AssistantMessage, Failed
+from backplane.contract.events import AgentEvent, AssistantMessage
 from backplane.contract.receipt import BackendIdentity, Receipt
 from backplane.contract.work import WorkOrder
 from backplane.errors import BackplaneError, ProtocolError, RunCancelledError, from_code, unforeseen
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
     from backplane.runtime.plane import ControlPlane
 
-EventT = TypeVar("EventT", AssistantMessage, Failed)
-
-if TYPE_CHECKING:
     ValueT = typing_extensions.TypeVar("ValueT", default=Any)
 else:
     ValueT = TypeVar("ValueT")
@@ -140,15 +137,10 @@ class Run(Generic[ValueT]):
     @property
     def text(self) -> str:
         """The agent's last message, which is its answer; empty if there is none. Raises as `receipt`."""
-        last = self._last(AssistantMessage)
-        return last.text if last is not None else ""
-
-    def _last(self, kind: type[EventT]) -> EventT | None:
-        last = None
-        for event in self.receipt.trace:
-            if isinstance(event, kind):
-                last = event
-        return last
+        said = ""
+        for event in self.receipt.trace:  # A long trace is read from disk, forward only.
+            said = event.text if isinstance(event, AssistantMessage) else said
+        return said
 
     @property
     def value(self) -> ValueT:

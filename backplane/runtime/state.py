@@ -106,7 +106,8 @@ class StateFolder:
             if self._store is None:
                 store = Store.open(self.home)
                 try:
-                    self.note_cut_off()
+                    # Each result whose application to an original was cut off.
+                    self.add_problems(*writing.cut_off(self.home / "runs"))
                     recovery = store.recover(self._clean)
                     self.add_problems(*recovery.problems)
                     for row in recovery.rows:
@@ -129,27 +130,20 @@ class StateFolder:
 
             signatures.keep(self.home, receipt.meta.run_id, self._signer.receipt(receipt))
 
-    def note_cut_off(self) -> None:
-        """Note each result whose application to an original was cut off. Raises StoreError: `receipt_store_failed`."""
-        self.add_problems(*writing.cut_off(self.home / "runs"))
-
     def _sweep_stages(self, store: Store) -> None:
         """Remove the folders of sealed runs whose control plane was killed before it removed them."""
-
-        def is_used(place: str) -> bool:
-            return is_live(self.home, place) or self._is_locked(place)
-
-        def is_wanted(stage: Path) -> bool:
-            run_id = _staged_for(stage)
-            if run_id is None:
-                return (stage / KEPT).exists() and (self.home / "runs" / stage.name).exists()
-            # The stage is kept until its run is sealed.
-            return (self.home / "runs" / run_id).exists() and not store.has(run_id)
-
         for stages in (self.home / "stage", self.home / "scratch"):
             for stage in stages.iterdir() if stages.is_dir() else ():
-                if not is_used(stage.name) and not is_wanted(stage):
+                is_used = is_live(self.home, stage.name) or self._is_locked(stage.name)
+                if not is_used and not self._is_wanted(store, stage):
                     self._collect(stage)
+
+    def _is_wanted(self, store: Store, stage: Path) -> bool:
+        """Return True if a copy belongs to a run that is not sealed yet, or was kept for a run that is still stored."""
+        run_id = _staged_for(stage)
+        if run_id is None:
+            return (stage / KEPT).exists() and (self.home / "runs" / stage.name).exists()
+        return (self.home / "runs" / run_id).exists() and not store.has(run_id)
 
     def make_scratch(self, name: str, *, lock: bool) -> int:
         """Make the folder for the temporary files of a host in a sandbox. Blocks.
@@ -302,14 +296,17 @@ class StateFolder:
         head = head_fact(facts.order, run_id=facts.run_id, started_at=started_at, backend=backend, **known)
         return Journal.create(self.home, facts.run_id, facts.redactor.json(head)[0])
 
-    def seal_failed(self, run_id: str, code: str) -> Receipt:
-        """Seal a run as failed from its journal alone; a run that is already stored keeps its receipt. Blocks.
+    def seal_failed(self, facts: RunState, journal: Journal | None, code: str) -> Receipt:
+        """Seal a run as failed from its journal alone: with all its events and no patch. Blocks.
+
+        A run that is already stored keeps its receipt.
 
         Raises:
             StoreError: `receipt_store_failed`; the next start seals the run.
         """
-        note_late(self.home, run_id, failed_fact(code))
-        receipt = self.store().settle(run_id, self._clean)
+        (journal or self.journal(facts)).close()
+        note_late(self.home, facts.run_id, failed_fact(code))
+        receipt = self.store().settle(facts.run_id, self._clean)
         self.sign(receipt)
         return receipt
 

@@ -7,6 +7,7 @@ untrusted tree (hooks, attributes, filters, nested repositories) can start a pro
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import re
@@ -89,16 +90,30 @@ class DiffRow(msgspec.Struct, frozen=True):
     binary: bool
 
 
-class Scratch(msgspec.Struct, frozen=True):
-    """A repository for one use, and the folder it is in."""
+class Scratch:
+    """A repository for one use, which is made when it is first needed.
 
-    folder: Path
-    code: str
-    """The error code of a failure here."""
-    env: dict[str, str]
-    """Git's whole environment."""
-    stopped: Callable[[], bool] = lambda: False
-    """Asked while git is at work; true kills it."""
+    Args:
+        place: the folder to make for it.
+        code: the error code of a failure here.
+        stopped: asked while git is at work; true kills it.
+    """
+
+    def __init__(self, place: Path, code: str, stopped: Callable[[], bool]) -> None:
+        self.place, self.code, self.stopped = place, code, stopped
+        self.env = _environment(place)
+        """Git's whole environment."""
+
+    @functools.cached_property
+    def folder(self) -> Path:
+        """The folder of the repository. The first use makes it, as many runs change no file. Raises OSError."""
+        self.place.mkdir(mode=0o700)
+        for part in ("objects/pack", "refs/heads", "info"):
+            (self.place / "git" / part).mkdir(parents=True)
+        (self.place / "git/HEAD").write_text("ref: refs/heads/none\n")
+        (self.place / "git/config").write_text(_CONFIG)
+        (self.place / "git/info/attributes").write_text(_ATTRIBUTES)
+        return self.place
 
     @property
     def git_dir(self) -> Path:
@@ -139,11 +154,12 @@ class Scratch(msgspec.Struct, frozen=True):
         Raises:
             WorkspaceError: the scratch's code; git is missing, too slow, was stopped, or ends with another exit code.
         """
+        folder = self.folder
         try:
             done = run_tool(
                 [shutil.which("git", path=self.env["PATH"]) or "git", *words],
                 env=self.env | dict(settings or {}),
-                cwd=str(cwd or self.folder),
+                cwd=str(cwd or folder),
                 stdin=stdin,
                 timeout_s=timeout_s,
                 output_bytes_max=PATCH_BYTES_MAX,
@@ -162,23 +178,16 @@ class Scratch(msgspec.Struct, frozen=True):
 
 @contextmanager
 def scratch(folder: Path, code: str, stopped: Callable[[], bool] = lambda: False) -> Iterator[Scratch]:
-    """Make an empty repository below `folder` and remove it at the end of the block.
+    """Provide an empty repository below `folder` for the block.
 
     Args:
         stopped: asked while git is at work; true kills it.
     """
-    place = folder / f"git-{unguessable()}"
-    place.mkdir(mode=0o700)
-    made = Scratch(place, code, _environment(place), stopped)
+    made = Scratch(folder / f"git-{unguessable()}", code, stopped)
     try:
-        for part in ("objects/pack", "refs/heads", "info"):
-            (made.git_dir / part).mkdir(parents=True)
-        (made.git_dir / "HEAD").write_text("ref: refs/heads/none\n")
-        (made.git_dir / "config").write_text(_CONFIG)
-        (made.git_dir / "info/attributes").write_text(_ATTRIBUTES)
         yield made
     finally:
-        remove_tree(made.folder)
+        remove_tree(made.place)
 
 
 def _environment(folder: Path) -> dict[str, str]:

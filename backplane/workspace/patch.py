@@ -20,7 +20,7 @@ import msgspec
 from backplane.errors import WorkspaceError
 from backplane.workspace.baseline import BLOB_BYTES_MAX
 from backplane.workspace.git import DiffRow, Scratch, write_patch
-from backplane.workspace.pack import Leaf, write_trees
+from backplane.workspace.pack import Leaf, Pack, write_trees
 from backplane.workspace.tree import (
     FILE_FLAGS,
     GIT_NAME,
@@ -98,7 +98,8 @@ class Draft:
         self._run_dir = run_dir
         self._blobs = run_dir / BLOBS_NAME
         self._scratch = scratch
-        self._pack = scratch.pack()
+        self._pack: Pack | None = None
+        """The contents for git; None until the first."""
         self._done = False
 
     def __enter__(self) -> Draft:
@@ -110,13 +111,15 @@ class Draft:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pack.close()
+        if self._pack is not None:
+            self._pack.close()
         if not self._done:
             remove_tree(self._blobs)
             self.path.unlink(missing_ok=True)
 
     def take(self, leaf: Leaf, data: bytes) -> None:
         """Keep one content, before or after."""
+        self._pack = self._pack or self._scratch.pack()
         self._pack.add("blob", data, leaf.oid)
         blob = self._blobs / leaf.oid.hex()
         if not blob.exists():
@@ -126,6 +129,7 @@ class Draft:
         """Write the patch and its record; return what git made of the difference."""
         rows: list[DiffRow] = []
         if before or after:
+            self._pack = self._pack or self._scratch.pack()
             # Trees of the changed files alone make the same patch as the whole ones would.
             trees = write_trees(self._pack, before), write_trees(self._pack, after)
             self._scratch.finish(self._pack)
