@@ -272,7 +272,8 @@ async def main():
         async with await provider.create_session() as session:
             print(session.id, flush=True)
             async for event in session.send_message("wait for me"):
-                os.kill(os.getpid(), signal.SIGKILL)
+                if "Delta" in type(event).__name__:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
 anyio.run(main)
 """
