@@ -93,7 +93,7 @@ def accepted_tool(tool: ToolSpec, dialect: str, source: str, at: str) -> tuple[T
 # Walks ----------------------------------------------------------------------------------------------------------------
 
 
-def _walked(schema: Schema, change: Callable[[Schema], Schema]) -> Rewritten:
+def every_schema(schema: Schema, change: Callable[[Schema], Schema]) -> Rewritten:
     """Change every schema in a schema, from the top down."""
     places: list[str] = []
 
@@ -293,7 +293,7 @@ def _items(schema: Schema) -> Rewritten:
         is_list = kinds == "array" or (isinstance(kinds, list) and "array" in kinds)
         return {**node, "items": {}} if is_list and not {"items", "prefixItems"} & node.keys() else node
 
-    return _walked(schema, named)
+    return every_schema(schema, named)
 
 
 def _definitions(schema: Schema) -> Rewritten:
@@ -310,7 +310,7 @@ def _definitions(schema: Schema) -> Rewritten:
     own = schema.get("$defs")
     named = {**schema["definitions"], **(own if isinstance(own, dict) else {})}
     out = {name: value for name, value in schema.items() if name != "definitions"} | {"$defs": named}
-    return _walked(out, moved)[0], ("/definitions",)
+    return every_schema(out, moved)[0], ("/definitions",)
 
 
 ANYTHING: Final = tuple({"type": kind} for kind in ("string", "number", "boolean", "object", "null"))
@@ -322,7 +322,7 @@ KINDS: Final[tuple[tuple[type[Any], str], ...]] = (
 
 
 def _typed(schema: Schema) -> Rewritten:
-    return _walked(schema, _with_type)
+    return every_schema(schema, _with_type)
 
 
 def _with_type(node: Schema) -> Schema:

@@ -7,22 +7,19 @@ waits and sends.
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from backplane.dialects import gemini
-from backplane.dialects.ir import Loss
+from backplane.dialects.ir import Loss, LossKind
 from backplane.upstream import rewrites
 from backplane.upstream.endpoint import PROTOCOLS
 from backplane.upstream.failure import INVALID, UpstreamFailure
-from backplane.upstream.rewrites import Request, Rewrite, offered_tools
+from backplane.upstream.rewrites import Change, Request, offered_tools
 
 WAIT_S_MAX: Final = 30.0
 """Longest pause before a repeat. Past half a minute another upstream is the better bet."""
-
-PATHS_MAX: Final = 8
-"""Most places of one rung that are named one by one; the rest is one more loss."""
 
 
 class Rung(msgspec.Struct, frozen=True):
@@ -31,7 +28,7 @@ class Rung(msgspec.Struct, frozen=True):
     name: str
     words: str
     """Pattern, whatever the case: in the service's message this says what it does not take."""
-    rewrite: Rewrite
+    change: Change
     reason: str
     is_cut: bool = False
     """The model can do or see less afterwards, so the rung is taken only if a refusal matches `words`."""
@@ -130,30 +127,38 @@ LADDERS: Final[dict[str, tuple[Rung, ...]]] = {
 """Protocol → what is left out, in this order. A refusal whose words fit a rung takes that one first; one without such
 words takes the first that is no cut."""
 
-RungPreparation = tuple[Rewrite, str, str]
-"""Rewrite, code and reason of its loss; an empty reason: nothing that anybody could miss."""
 
-STRICT: Final = "a tool's objects are closed, as the service's strict schemas ask"
-LIMIT: Final = f"a request has a limit here: {rewrites.ANSWER_TOKENS}"
-ONE_CALL: Final = "one call a turn, as parallel calls were not asked for"
-PREPARATIONS: Final[dict[str, tuple[RungPreparation, ...]]] = {
-    "openai_compatible": (
-        (rewrites.ask_usage, "", ""), (rewrites.one_call_at_a_time, "option_value", ONE_CALL)
-    ),
+class Preparation(msgspec.Struct, frozen=True):
+    """One addition before the first attempt; a code and a reason make it a loss."""
+
+    change: Change
+    code: str = ""
+    reason: str = ""
+
+
+_ONE_CALL: Final = Preparation(
+    rewrites.one_call_at_a_time, "option_value", "one call a turn, as parallel calls were not asked for"
+)
+PREPARATIONS: Final[dict[str, tuple[Preparation, ...]]] = {
+    "openai_compatible": (Preparation(rewrites.ask_usage), _ONE_CALL),
     "openai_responses": (
-        (rewrites.one_call_at_a_time, "option_value", ONE_CALL), (rewrites.strict_tools, "tool_field", STRICT),
-        (rewrites.set_detail, "", ""),
+        _ONE_CALL,
+        Preparation(
+            rewrites.strict_tools, "tool_field", "a tool's objects are closed, as the service's strict schemas ask"
+        ),
+        Preparation(rewrites.set_detail),
     ),
-    "anthropic": ((rewrites.set_limit, "required", LIMIT),),
-    "gemini_ai_studio": ((gemini.prove_calls, "signature", gemini.NO_PROOF),),
-}  # fmt: skip
-"""Protocol → what is added before the first attempt."""
+    "anthropic": (
+        Preparation(rewrites.set_limit, "required", f"a request has a limit here: {rewrites.ANSWER_TOKENS}"),
+    ),
+    "gemini_ai_studio": (Preparation(lambda request: gemini.prove_calls(request)[0], "signature", gemini.NO_PROOF),),
+}
 
 
 class LadderStep(msgspec.Struct, frozen=True, kw_only=True):
     """The next attempt."""
 
-    request: dict[str, Any]
+    request: Request
     rung: str | None = None
     """The rung that was taken; None repeats the same request."""
     wait_s: float = 0.0
@@ -167,23 +172,21 @@ def prepare(protocol: str, request: Request, *, parallel: bool) -> tuple[Request
         parallel: leave it to the model whether one turn holds several calls.
     """
     losses: tuple[Loss, ...] = ()
-    for rewrite, code, reason in PREPARATIONS[protocol]:
-        if rewrite is rewrites.one_call_at_a_time and parallel:
+    for one in PREPARATIONS[protocol]:
+        if one is _ONE_CALL and parallel:
             continue
-        request, paths = rewrite(request)
-        if reason:
-            losses += _losses(protocol, paths, code, reason, "synthesised")
+        before, request = request, one.change(request)
+        if one.reason:
+            losses += _losses(protocol, before, request, one.code, one.reason, "synthesised")
     return request, losses
 
 
 def climb(protocol: str, request: Request, taken: tuple[str, ...]) -> Request:
     """Write a request as far down the ladder as earlier ones had to go."""
-    for rung in LADDERS[protocol]:
+    left_out = [_without_tool(name.removeprefix(LEFT_OUT)) for name in taken if name.startswith(LEFT_OUT)]
+    for rung in (*LADDERS[protocol], *left_out):
         if rung.name in taken:
-            request, _ = rung.rewrite(request)
-    for name in taken:
-        if name.startswith(LEFT_OUT):
-            request, _ = rewrites.without_tool(name.removeprefix(LEFT_OUT))(request)
+            request = rung.change(request)
     return request
 
 
@@ -198,41 +201,34 @@ def next_step(
         taken: rungs that were taken before.
         tries: attempts at this same request so far, this one included.
     """
-    step = _rung(protocol, request, failure, taken)
-    if step is not None or not failure.may_pass or tries >= tries_max:
-        return step
+    for rung in _rungs(protocol, request, failure, taken):
+        changed = rung.change(request)
+        kind: LossKind = "dropped" if rung.is_cut else "degraded"
+        if losses := _losses(protocol, request, changed, "fallback", rung.reason, kind):
+            return LadderStep(request=changed, rung=rung.name, losses=losses)
+    if not failure.may_pass or tries >= tries_max:
+        return None
     wait_s = failure.retry_after_s
     if wait_s is None:
         wait_s = min(backoff_ms / 1000 * 2 ** (tries - 1), WAIT_S_MAX)
     return LadderStep(request=request, wait_s=wait_s) if wait_s <= WAIT_S_MAX else None
 
 
-def _rung(protocol: str, request: Request, failure: UpstreamFailure, taken: tuple[str, ...]) -> LadderStep | None:
+def _rungs(protocol: str, request: Request, failure: UpstreamFailure, taken: tuple[str, ...]) -> list[Rung]:
+    """Return the rungs that a refusal may be answered with, the best first."""
     is_refusal = failure.code == INVALID
-    # Gateways say 500 for what they cannot pass on; only their words tell it from a fault that passes.
-    is_broken = failure.code == "backend_unavailable" and failure.status is not None
-    if not (is_refusal or is_broken):
-        return None
+    # Gateways answer 500 to requests that they cannot pass on; only the words distinguish it from a passing fault.
+    if not is_refusal and (failure.code != "backend_unavailable" or failure.status is None):
+        return []
     left = [rung for rung in LADDERS[protocol] if rung.name not in taken]
     named = [rung for rung in left if re.search(rung.words, failure.message, re.IGNORECASE)]
-    blind = [rung for rung in left if not rung.is_cut] if is_refusal else []
     if (tool := blamed_tool(request, failure)) is not None:
         # A refusal about one tool must not cost the model another ability.
-        named = [rung for rung in named if not rung.is_cut] + _for_one(tool, request, left, taken)
-    for rung in [*named, *blind]:
-        rewritten, paths = rung.rewrite(request)
-        if paths:
-            losses = _losses(protocol, paths, "fallback", rung.reason, "dropped" if rung.is_cut else "degraded")
-            return LadderStep(request=rewritten, rung=rung.name, losses=losses)
-    return None
-
-
-def _for_one(tool: str, request: Request, left: list[Rung], taken: tuple[str, ...]) -> list[Rung]:
-    """Return the rungs for one refused tool: first without `strict`, then without the tool."""
-    strict = [rung for rung in left if rung is _STRICT]
-    gone = sum(name.startswith(LEFT_OUT) for name in taken)
-    is_last = len({name for _, name in offered_tools(request)}) == 1
-    return strict if is_last or gone >= TOOLS_LEFT_OUT_MAX else [*strict, _without_tool(tool)]
+        named = [rung for rung in named if not rung.is_cut] + [rung for rung in left if rung is _STRICT]
+        is_last = len({name for _, name in offered_tools(request)}) == 1
+        if not is_last and sum(name.startswith(LEFT_OUT) for name in taken) < TOOLS_LEFT_OUT_MAX:
+            named.append(_without_tool(tool))
+    return [*named, *(rung for rung in left if is_refusal and not rung.is_cut)]
 
 
 def _without_tool(name: str) -> Rung:
@@ -261,11 +257,11 @@ def _named(name: str) -> str:
     return rf"['\"`‘“]{word}['\"`’”]|\b([Ff]unction|[Tt]ool) {word}(?![-\w])"
 
 
-def _losses(protocol: str, paths: tuple[str, ...], code: str, reason: str, kind: Any) -> tuple[Loss, ...]:
+def _losses(protocol: str, before: Request, after: Request, code: str, reason: str, kind: LossKind) -> tuple[Loss, ...]:
+    """Return one loss for each member of a request that differs."""
     name = PROTOCOLS[protocol].dialect
-    places = [*paths[:PATHS_MAX], *(["" if len(paths) > PATHS_MAX else None])]
     return tuple(
-        Loss(path=path, dialect=name, target=name, kind=kind, code=code, reason=reason)
-        for path in places
-        if path is not None
+        Loss(path=f"/{member}", dialect=name, target=name, kind=kind, code=code, reason=reason)
+        for member in {**before, **after}
+        if (member in before) != (member in after) or before.get(member) != after.get(member)
     )

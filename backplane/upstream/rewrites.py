@@ -1,7 +1,7 @@
-"""Rewritten requests: additions before the first attempt, and parts left out for a service that refuses them.
+"""Changes of a request in a vendor's JSON: additions before the first attempt, and parts left out after a refusal.
 
-Pure functions from a request to a request and the places of the changes; a request without a change comes back as the
-same object. Each function knows one vendor's JSON.
+Pure functions from a value to a value, which may be of any type: what they do not know comes back as it is. `ladder`
+says when each is used, and finds the changed members by comparing.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.dialects.schemas import MAPS
+from backplane.dialects.schemas import every_schema
 
 Request = dict[str, Any]
-Rewritten = tuple[Request, tuple[str, ...]]
-"""The request, and JSON pointers to the changes; no pointers: the same request."""
-Rewrite = Callable[[Request], Rewritten]
 Change = Callable[[Any], Any]
-"""Changes one value of a request; a value without a need comes back unchanged."""
+"""Changes one JSON value: a request, or a part of it."""
 
 ANSWER_TOKENS: Final = 4096
 """Default limit of an answer in tokens; the oldest models in service allow no more."""
@@ -26,121 +23,79 @@ ANSWER_TOKENS: Final = 4096
 PARALLEL_SPELLINGS: Final = ("parallel_tool_calls", "parallelToolCalls")
 
 
-def without(*names: str) -> Rewrite:
-    """Make a rewrite that leaves members of the request out."""
-
-    def drop(request: Request) -> Rewritten:
-        found = tuple(f"/{name}" for name in names if name in request)
-        return ({key: value for key, value in request.items() if key not in names} if found else request), found
-
-    return drop
+def without(*names: str) -> Change:
+    """Make a change that leaves members of an object out."""
+    return lambda found: (
+        {name: value for name, value in found.items() if name not in names} if isinstance(found, dict) else found
+    )
 
 
-def in_sequence(*steps: Rewrite) -> Rewrite:
-    """Make one rewrite of several."""
+def at(name: str, change: Change) -> Change:
+    """Make a change of an object by a change of one member that it has."""
+    return lambda found: {**found, name: change(found[name])} if isinstance(found, dict) and name in found else found
 
-    def all_of(request: Request) -> Rewritten:
-        paths: tuple[str, ...] = ()
-        for step in steps:
-            request, more = step(request)
-            paths += more
-        return request, paths
+
+def each(name: str, change: Change) -> Change:
+    """Make a change of an object by a change of the elements of one of its lists."""
+    return at(name, lambda found: [change(one) for one in found] if isinstance(found, list) else found)
+
+
+def in_sequence(*changes: Change) -> Change:
+    """Make one change of several."""
+
+    def all_of(value: Any) -> Any:
+        for change in changes:
+            value = change(value)
+        return value
 
     return all_of
-
-
-def each(place: str, change: Change) -> Rewrite:
-    """Make a rewrite that changes elements of a list."""
-
-    def over(request: Request) -> Rewritten:
-        before, after = request.get(place), inside(place, change)(request)
-        if after is request:
-            return request, ()
-        paths = tuple(f"/{place}/{i}" for i, one in enumerate(after[place]) if one != before[i])  # type: ignore[index]
-        return after, paths
-
-    return over
-
-
-def inside(place: str, change: Change) -> Change:
-    """Make a change of an object by a change of the elements of one of its lists; of anything else it makes none."""
-
-    def over(holder: Any) -> Any:
-        before = holder.get(place) if isinstance(holder, dict) else None
-        if not isinstance(before, list):
-            return holder
-        after = [change(one) for one in before]
-        return holder if after == before else {**holder, place: after}
-
-    return over
 
 
 # Before the first attempt ---------------------------------------------------------------------------------------------
 
 
-def ask_usage(request: Request) -> Rewritten:
+def ask_usage(request: Request) -> Request:
     """Ask Chat Completions for counters in a stream."""
     found = request.get("stream_options")
     options = found if isinstance(found, dict) else {}
-    if not request.get("stream") or "include_usage" in options:
-        return request, ()
-    return {**request, "stream_options": {**options, "include_usage": True}}, ("/stream_options",)
+    return {**request, "stream_options": {"include_usage": True, **options}} if request.get("stream") else request
 
 
-def set_limit(request: Request) -> Rewritten:
+def set_limit(request: Request) -> Request:
     """Set the limit of the answer's length where Messages demands one."""
-    if "max_tokens" in request:
-        return request, ()
-    return {**request, "max_tokens": ANSWER_TOKENS}, ("/max_tokens",)
+    return {"max_tokens": ANSWER_TOKENS, **request}
 
 
-def set_detail(request: Request) -> Rewritten:
-    """Say how closely Responses looks at an image; its types demand the member, its service does not always."""
-
-    def part_of(part: Any) -> Any:
-        is_bare = isinstance(part, dict) and part.get("type") == "input_image" and "detail" not in part
-        return {**part, "detail": "auto"} if is_bare else part
-
-    return each("input", lambda item: inside("content", part_of)(inside("output", part_of)(item)))(request)
-
-
-def one_call_at_a_time(request: Request) -> Rewritten:
-    """Ask for one call a turn, where there are tools and the request says nothing of it in either spelling."""
+def one_call_at_a_time(request: Request) -> Request:
+    """Ask for one call a turn if the request has tools and does not mention parallel calls in either spelling."""
     if not request.get("tools") or any(name in request for name in PARALLEL_SPELLINGS):
-        return request, ()
-    return {**request, "parallel_tool_calls": False}, ("/parallel_tool_calls",)
+        return request
+    return {**request, "parallel_tool_calls": False}
 
 
-def strict_tools(request: Request) -> Rewritten:
-    """Close the objects of Responses tools; a schema whose members are then all required is also called strict."""
-    return each("tools", _strict_tool)(request)
+def _set_detail(part: Any) -> Any:
+    return {"detail": "auto", **part} if isinstance(part, dict) and part.get("type") == "input_image" else part
+
+
+set_detail: Final = each("input", in_sequence(each("content", _set_detail), each("output", _set_detail)))
+"""Say how closely Responses looks at an image; its types demand the member, its service does not always."""
 
 
 def _strict_tool(tool: Any) -> Any:
     if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("parameters"), dict):
         return tool
-    closed = _closed(tool["parameters"])
-    # A service refuses as strict what has members that may be left out; what is required stays as it was said.
-    return {**tool, "parameters": closed, **({} if "strict" in tool else {"strict": is_strict(closed)})}
+    closed, _ = every_schema(tool["parameters"], _closed)
+    # A service refuses a schema as strict if a member of it is optional, and no member is made required here.
+    return {"strict": is_strict(closed), **tool, "parameters": closed}
 
 
-INNER: Final = ("items", "anyOf", "oneOf", "allOf", "prefixItems", "not")
-"""Members that are a schema, or a list of some."""
+strict_tools: Final = each("tools", _strict_tool)
+"""Close the objects of Responses tools; a schema whose members are then all required is also called strict."""
 
 
-def _closed(schema: Any) -> Any:
-    """Give every object of a schema `additionalProperties: false` where it says nothing of it."""
-    if isinstance(schema, list):
-        return [_closed(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    out: dict[str, Any] = {}
-    for name, value in schema.items():
-        if name in MAPS and isinstance(value, dict):
-            out[name] = {key: _closed(one) for key, one in value.items()}
-        else:
-            out[name] = _closed(value) if name in INNER else value
-    return {**out, "additionalProperties": False} if _is_object(out) and "additionalProperties" not in out else out
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    is_open = _is_object(schema) and "additionalProperties" not in schema
+    return {**schema, "additionalProperties": False} if is_open else schema
 
 
 def _is_object(schema: dict[str, Any]) -> bool:
@@ -150,72 +105,70 @@ def _is_object(schema: dict[str, Any]) -> bool:
 
 def is_strict(schema: Any) -> bool:
     """Return True for a strict schema: each member is required, and no others are allowed."""
-    if isinstance(schema, list):
-        return all(is_strict(one) for one in schema)
-    if not isinstance(schema, dict):
-        return True
-    inner = schema.get("properties")
-    members: dict[str, Any] = inner if isinstance(inner, dict) else {}
-    is_open = schema.get("additionalProperties") is not False or set(members) - set(schema.get("required") or ())
-    if _is_object(schema) and is_open:
-        return False
-    named = schema.get("$defs")
-    below = [schema[name] for name in INNER[:4] if name in schema]
-    below += named.values() if isinstance(named, dict) else []
-    return all(is_strict(one) for one in [*members.values(), *below])
+    is_open = []
+
+    def look(node: dict[str, Any]) -> dict[str, Any]:
+        inner = node.get("properties")
+        optional = set(inner if isinstance(inner, dict) else ()) - set(node.get("required") or ())
+        is_open.append(_is_object(node) and (node.get("additionalProperties") is not False or bool(optional)))
+        return node
+
+    every_schema(schema, look)
+    return not any(is_open)
 
 
 # Tools ----------------------------------------------------------------------------------------------------------------
 
 
+def _declared(tool: Any) -> str | None:
+    """Return the member that holds a list of tools in an entry of Gemini's list; None in other vendors' entries."""
+    names = ("functionDeclarations", "function_declarations")
+    return next((name for name in names if isinstance(tool, dict) and isinstance(tool.get(name), list)), None)
+
+
+def _tool_name(tool: Any) -> str | None:
+    inner = tool.get("function") if isinstance(tool, dict) else None
+    found = inner if isinstance(inner, dict) else tool
+    name = found.get("name") if isinstance(found, dict) else None
+    return name if isinstance(name, str) else None
+
+
 def offered_tools(request: Request) -> list[tuple[tuple[int, ...], str]]:
     """Return the places of a request's tools in its lists, and their names; Gemini has lists inside the list."""
-    found: list[tuple[tuple[int, ...], Any]] = []
+    found: list[tuple[tuple[int, ...], str | None]] = []
     for number, tool in enumerate(request.get("tools") or ()):
-        if not isinstance(tool, dict):
-            continue
-        inner = tool.get("functionDeclarations") or tool.get("function_declarations")
-        if isinstance(inner, list):
-            found += [((number, place), one.get("name")) for place, one in enumerate(inner) if isinstance(one, dict)]
+        member = _declared(tool)
+        if member is None:
+            found.append(((number,), _tool_name(tool)))
         else:
-            body = tool.get("function")
-            found.append(((number,), (body if isinstance(body, dict) else tool).get("name")))
-    return [(places, name) for places, name in found if isinstance(name, str)]
+            found += [((number, place), _tool_name(one)) for place, one in enumerate(tool[member])]
+    return [(places, name) for places, name in found if name is not None]
 
 
 TOOL_CHOICES: Final = ("tool_choice", "toolConfig", "tool_config")
 """Members that may force one tool."""
 
 
-def without_tool(name: str) -> Rewrite:
-    """Make a rewrite that leaves one tool out, and a choice that forces it."""
+def without_tool(name: str) -> Change:
+    """Make a change of a request that leaves one tool out, and a choice that forces it."""
 
-    def drop(request: Request) -> Rewritten:
-        places = [place for place, own in offered_tools(request) if own == name]
-        if not places:
-            return request, ()
-        tools = [_without_places(tool, number, places) for number, tool in enumerate(request["tools"])]
-        request = {**request, "tools": [tool for tool in tools if tool is not None]}
+    def left(tools: list[Any]) -> list[Any]:
+        found = []
+        for tool in tools:
+            member = _declared(tool)
+            kept = tool if member is None else {**tool, member: left(tool[member])}
+            if _tool_name(kept) != name and (member is None or kept[member]):
+                found.append(kept)
+        return found
+
+    def drop(request: Request) -> Request:
         choices = [one for one in TOOL_CHOICES if f'"{name}"' in _json(request.get(one))]
-        paths = tuple("/tools/" + "/".join(map(str, place)) for place in places)
-        return {key: value for key, value in request.items() if key not in choices}, paths
+        return {**without(*choices)(request), "tools": left(request["tools"])} if request.get("tools") else request
 
     return drop
 
 
-def _without_places(tool: Any, number: int, places: list[tuple[int, ...]]) -> Any:
-    """Return an entry of the list of tools without the tools at these places; None if nothing is left of it."""
-    if (number,) in places:
-        return None
-    for member in ("functionDeclarations", "function_declarations"):
-        inner = tool.get(member) if isinstance(tool, dict) else None
-        if isinstance(inner, list):
-            left = [one for place, one in enumerate(inner) if (number, place) not in places]
-            return {**tool, member: left} if left else None
-    return tool
-
-
-# What is spared -------------------------------------------------------------------------------------------------------
+# Words in place of parts that a service does not take -----------------------------------------------------------------
 
 
 def _json(value: Any) -> str:
@@ -234,140 +187,98 @@ def _said_result(content: Any) -> str:
     return f"[result of the tool: {content if isinstance(content, str) else _json(content)}]"
 
 
-def _chat_flat(message: Any) -> Any:
-    content = message.get("content") if isinstance(message, dict) else None
-    if not isinstance(content, list):
-        return message
-    return {**message, "content": "\n".join(_part_text(part) for part in content)}
+def _flat(content: Any) -> Any:
+    return "\n".join(map(_part_text, content)) if isinstance(content, list) else content
 
 
 def _part_text(part: Any) -> str:
-    if isinstance(part, dict):
-        for name in ("text", "refusal"):
-            if isinstance(part.get(name), str):
-                return str(part[name])
-        return _left_out(str(part.get("type", "part")))
-    return str(part)
+    if not isinstance(part, dict):
+        return str(part)
+    texts = [part[name] for name in ("text", "refusal") if isinstance(part.get(name), str)]
+    return texts[0] if texts else _left_out(str(part.get("type", "part")))
 
 
-flat_messages: Final[Rewrite] = each("messages", _chat_flat)
+def _flat_texts(content: Any) -> Any:
+    parts = content if isinstance(content, list) else ()
+    has_more = any(not isinstance(part, dict) or part.get("type") not in ("text", "refusal") for part in parts)
+    return content if has_more else _flat(content)
+
+
+flat_messages: Final = each("messages", at("content", _flat))
 """Chat messages of several parts become plain text; a note replaces each part without text."""
-
-
-def _chat_flat_texts(message: Any) -> Any:
-    content = message.get("content") if isinstance(message, dict) else None
-    is_text = isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") in ("text", "refusal") for part in content
-    )
-    return _chat_flat(message) if is_text else message
-
-
-flat_texts: Final[Rewrite] = each("messages", _chat_flat_texts)
+flat_texts: Final = each("messages", at("content", _flat_texts))
 """Chat messages of texts alone become plain text; nothing of them is lost."""
 
-
-def _not_strict(holder: Any) -> Any:
-    """Leave `strict` out of a tool or a format, also of the function or schema in it."""
-    if not isinstance(holder, dict):
-        return holder
-    out = {name: value for name, value in holder.items() if name != "strict"}
-    for name in ("function", "json_schema", "format"):
-        if isinstance(out.get(name), dict):
-            out[name] = _not_strict(out[name])
-    return out if out != holder else holder
+_not_strict: Final = in_sequence(
+    without("strict"), *(at(name, without("strict")) for name in ("function", "json_schema", "format"))
+)
+not_strict: Final = in_sequence(
+    each("tools", _not_strict), *(at(name, _not_strict) for name in ("response_format", "text"))
+)
+"""Ask for no strict schemas: of tools, and of the answer."""
 
 
-def not_strict(request: Request) -> Rewritten:
-    """Ask for no strict schemas: of tools, and of the answer."""
-    request, paths = each("tools", _not_strict)(request)
-    for name in ("response_format", "text"):
-        before = request.get(name)
-        after = _not_strict(before)
-        if after is not before:
-            request, paths = {**request, name: after}, (*paths, f"/{name}")
-    return request, paths
+def _blocks(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def as_blocks(request: Request) -> Rewritten:
-    """Write the texts of a Messages request, system and contents, as lists of blocks."""
-    paths: tuple[str, ...] = ()
-    if isinstance(request.get("system"), str):
-        request = {**request, "system": [{"type": "text", "text": request["system"]}]}
-        paths = ("/system",)
-    request, more = each("messages", _claude_blocks)(request)
-    return request, paths + more
+as_blocks: Final = in_sequence(at("system", _blocks), each("messages", at("content", _blocks)))
+"""Write the texts of a Messages request, system and contents, as lists of blocks."""
 
 
-def _claude_blocks(message: Any) -> Any:
-    content = message.get("content") if isinstance(message, dict) else None
-    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
-
-
-CLAUDE_TOOL_BLOCKS: Final = frozenset({"tool_use", "tool_result", "server_tool_use"})
-CLAUDE_MEDIA_BLOCKS: Final = frozenset({"image", "document"})
-
-
-def _claude_without(names: frozenset[str]) -> Rewrite:
-    return each("messages", inside("content", lambda block: _claude_block(names, block)))
-
-
-def _claude_block(names: frozenset[str], block: Any) -> Any:
+def _claude_no_media(block: Any) -> Any:
     kind = block.get("type") if isinstance(block, dict) else None
-    if kind == "tool_result" and "tool_result" not in names and isinstance(block.get("content"), list):
-        return inside("content", lambda one: _claude_block(names, one))(block)
-    if kind not in names and not (names is CLAUDE_TOOL_BLOCKS and str(kind).endswith("_tool_result")):
-        return block
+    if kind in ("image", "document"):
+        return {"type": "text", "text": _left_out(kind)}
+    return each("content", _claude_no_media)(block) if kind == "tool_result" else block
+
+
+def _claude_no_tools(block: Any) -> Any:
+    kind = str(block.get("type")) if isinstance(block, dict) else ""
     if kind == "tool_use":
         return {"type": "text", "text": _said_call(block.get("name"), block.get("input"))}
     if kind == "tool_result":
-        content = block.get("content")
-        text = "\n".join(map(_part_text, content)) if isinstance(content, list) else content
-        return {"type": "text", "text": _said_result(text or "")}
-    return {"type": "text", "text": _left_out(str(kind))}
+        return {"type": "text", "text": _said_result(_flat(block.get("content")) or "")}
+    is_server = kind == "server_tool_use" or kind.endswith("_tool_result")
+    return {"type": "text", "text": _left_out(kind)} if is_server else block
 
 
-claude_no_media: Final[Rewrite] = _claude_without(CLAUDE_MEDIA_BLOCKS)
-claude_no_tools: Final[Rewrite] = in_sequence(without("tools", "tool_choice"), _claude_without(CLAUDE_TOOL_BLOCKS))
+claude_no_media: Final = each("messages", each("content", _claude_no_media))
+claude_no_tools: Final = in_sequence(
+    without("tools", "tool_choice"), each("messages", each("content", _claude_no_tools))
+)
 """Calls and results stay in the history as words."""
 
 
-GEMINI_MEDIA: Final = ("inlineData", "inline_data", "fileData", "file_data")
-GEMINI_CALLS: Final = ("functionCall", "function_call")
-GEMINI_RESULTS: Final = ("functionResponse", "function_response")
+def _member(part: Any, *names: str) -> Any:
+    """Return the first of these members, in either spelling of Gemini; None if the part has none."""
+    return next((part[name] for name in names if name in part), None) if isinstance(part, dict) else None
 
 
-def _gemini_no_media_part(part: Any) -> Any:
-    if not isinstance(part, dict):
-        return part
-    if any(name in part for name in GEMINI_MEDIA):
+def _gemini_no_media(part: Any) -> Any:
+    if _member(part, "inlineData", "inline_data", "fileData", "file_data") is not None:
         return {"text": _left_out("media")}
-    for name in GEMINI_RESULTS:
-        inner = part.get(name)
-        if isinstance(inner, dict) and inner.get("parts"):
-            return {**part, name: {key: value for key, value in inner.items() if key != "parts"}}
+    return in_sequence(*(at(name, without("parts")) for name in ("functionResponse", "function_response")))(part)
+
+
+def _gemini_no_tools(part: Any) -> Any:
+    if isinstance(call := _member(part, "functionCall", "function_call"), dict):
+        return {"text": _said_call(call.get("name"), call.get("args") or {})}
+    if isinstance(result := _member(part, "functionResponse", "function_response"), dict):
+        return {"text": _said_result(result.get("response"))}
     return part
 
 
-def _gemini_no_tool_part(part: Any) -> Any:
-    for name in GEMINI_CALLS:
-        if isinstance(part, dict) and isinstance(call := part.get(name), dict):
-            return {"text": _said_call(call.get("name"), call.get("args") or {})}
-    for name in GEMINI_RESULTS:
-        if isinstance(part, dict) and isinstance(result := part.get(name), dict):
-            return {"text": _said_result(result.get("response"))}
-    return part
-
-
-gemini_no_media: Final[Rewrite] = each("contents", inside("parts", _gemini_no_media_part))
-gemini_no_tools: Final[Rewrite] = in_sequence(
-    without("tools", "toolConfig", "tool_config"), each("contents", inside("parts", _gemini_no_tool_part))
+gemini_no_media: Final = each("contents", each("parts", _gemini_no_media))
+gemini_no_tools: Final = in_sequence(
+    without("tools", "toolConfig", "tool_config"), each("contents", each("parts", _gemini_no_tools))
 )
-gemini_no_defaults: Final[Rewrite] = without(
+gemini_no_defaults: Final = without(
     "generationConfig", "generation_config", "safetySettings", "safety_settings", "labels", "serviceTier"
 )
 """Everything that has a default at the service."""
 
 
-def stream_instead(request: Request) -> Rewritten:
+def stream_instead(request: Request) -> Request:
     """Ask for a stream where one document was asked for."""
-    return (request, ()) if request.get("stream") else ({**request, "stream": True}, ("/stream",))
+    return {**request, "stream": True}
