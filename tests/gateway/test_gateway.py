@@ -166,7 +166,7 @@ def test_gemini_streams_as_one_array_without_alt_sse() -> None:
 def test_a_silent_stream_gets_keep_alives_that_its_clients_skip(
     protocol: ProtocolName, ping: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backplane.gateway.serving.PING_S", 0.05)
+    monkeypatch.setattr("backplane.gateway.server.PING_S", 0.05)
     turn = Turn(text="late", fault=Fault(first_byte_ms=400))
     with ModelServer(turn) as server, gateway(all_of(server), {"m": CHAT}) as gate:
         path, body = question(protocol, stream=True)
