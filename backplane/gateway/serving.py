@@ -17,6 +17,7 @@ from backplane.gateway.exchange import Exchange
 from backplane.gateway.fronts import ModelRow
 from backplane.gateway.journal import ExchangeBegin, ExchangeEnd, ExchangeJournal, Outcome, now
 from backplane.gateway.routes import ModelRoutes, ModelTarget
+from backplane.gateway.server import FrontServer
 from backplane.gateway.service import Services
 from backplane.process.aio import beside, visited
 from backplane.sandbox.http import CONNECTIONS_MAX
