@@ -83,6 +83,9 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             lists them.
         key_proxy: True if the host gets a placeholder for its model's key, and a proxy of backplane inserts the key;
             see `contracts/isolation.md`. None takes the top-level `key_proxy`.
+        model_backend: Service that answers the agent's model requests in place of its vendor's, in any protocol:
+            `BACKEND` or `BACKEND/MODEL`, where the backend has `host = "api"` or is a preset's name; see
+            `docs/guide/gateway.md`. None asks the agent's own vendor.
         models: Models that the router may choose on this backend, the default first; empty means only the default.
         group: Name of a group of backends that the router treats as instances of one backend; None is a group of its
             own.
@@ -105,6 +108,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     writable: tuple[str, ...] = ()
     credentials: tuple[str, ...] = ()
     key_proxy: bool | None = None
+    model_backend: str | None = None
     models: tuple[str, ...] = ()
     group: str | None = None
     runs_max: Count | None = None

@@ -44,10 +44,7 @@ ROOMS = {
     "config": f"{SHAPES} resources",
     "workspace": f"{SHAPES} policy process",
     "sandbox.credentials": SHAPES,
-    "sandbox": (
-        f"{SHAPES} config policy process process.guard resources sandbox.credentials upstream.clients "
-        "upstream.cost upstream.meter workspace"
-    ),
+    "sandbox": f"{SHAPES} config policy process process.guard resources sandbox.credentials workspace",
     "receipts.folded": SHAPES,
     "receipts.calls": f"{SHAPES} policy",
     "receipts.outcomes": SHAPES,
@@ -66,7 +63,7 @@ ROOMS = {
     "upstream": f"{SHAPES} dialects dialects.ir upstream.clients upstream.cost upstream.presets",
     "gateway": (
         f"{SHAPES} config dialects dialects.ir process sandbox upstream upstream.clients upstream.cost "
-        "upstream.presets upstream.prices"
+        "upstream.meter upstream.presets upstream.prices"
     ),
     "schemas": f"{SHAPES} agents.rows config dialects.ir policy protocol resources sandbox.credentials "
     "upstream.presets",
@@ -80,7 +77,7 @@ ROOMS = {
     ),
     "routing.compare": f"{SHAPES} config policy receipts routing routing.driver runtime view workspace",
     "runtime": (
-        f"{SHAPES} agents.rows config policy process protocol receipts receipts.build receipts.calls "
+        f"{SHAPES} agents.rows config gateway policy process protocol receipts receipts.build receipts.calls "
         "receipts.claimed_texts receipts.claims receipts.enforcement receipts.folded receipts.outcomes receipts.state "
         "redact resources routing sandbox sandbox.credentials "
         "telemetry upstream.cost upstream.presets workspace"
@@ -160,7 +157,7 @@ THIRD_PARTY = {
     "jsonschema": {"agents", "schemas", "cli", "tools"},
     "ahocorasick_rs": {"redact"},
     "referencing": {"agents"},  # jsonschema's own errors of references
-    "httpx": {"upstream", "tools", "agents", "sandbox", "gateway"},
+    "httpx": {"upstream", "tools", "agents", "gateway"},
     "h11": {"testing", "sandbox", "gateway"},  # comes with httpx
     "websockets": {"agents"},  # an extra: only where Kimi is driven
     "opentelemetry": {"telemetry"},  # an extra: only where a collector is named

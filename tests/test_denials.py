@@ -15,10 +15,10 @@ import pytest
 
 from backplane.contract.work import PolicyProfile
 from backplane.errors import DENIAL
+from backplane.gateway.key_proxy import KeyUse, open_key_proxy
 from backplane.policy.rules import compile_policy
 from backplane.process.aio import beside
 from backplane.sandbox import proxy
-from backplane.sandbox.key_proxy import KeyUse, open_key_proxy
 from backplane.sandbox.network import variables
 from backplane.sandbox.proxy import ConnectionRules, Connections
 from backplane.testing import ModelServer, Turn

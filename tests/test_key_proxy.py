@@ -22,8 +22,8 @@ from backplane.config import BackendSettings, Isolation, ServerSettings, Setting
 from backplane.contract.receipt import Usage
 from backplane.contract.work import PolicyProfile, RuntimeConfig
 from backplane.errors import BackendError, ConfigError
+from backplane.gateway.key_proxy import PATHS_MAX, KeyProxy, KeyUse, leads_up, open_key_proxy, placeholder_for
 from backplane.runtime import backends
-from backplane.sandbox.key_proxy import PATHS_MAX, KeyProxy, KeyUse, leads_up, open_key_proxy, placeholder_for
 from backplane.testing import Call, Failure, Fault, ModelServer, ProtocolName, ScriptUsage, Turn
 from tests.runs import order
 from tests.test_runs import cli

@@ -27,7 +27,8 @@ from backplane.dialects.ir import (
 )
 from backplane.dialects.pairing import paired
 from backplane.errors import BackplaneError, TranslationError
-from backplane.gateway.fronts import ClientCall, stream_of
+from backplane.gateway.customs import CustomCalls, functions_only, lifted
+from backplane.gateway.fronts import RESPONSES, ClientCall, stream_of
 from backplane.gateway.proofs import Proofs
 from backplane.gateway.routes import ModelTarget
 from backplane.gateway.service import RefusedAnswer, Services
@@ -63,6 +64,7 @@ BILLING: Final = "x-anthropic-billing-header:"
 FOREIGN_MEMBERS: Final = ("api_base", "api_key", "base_url")
 """Members that some gateways let a client name the service with; none is ever heeded here."""
 
+_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _encode: Final = msgspec.json.Encoder().encode
 Headers = list[tuple[str, str]]
 
@@ -117,6 +119,7 @@ class Exchange:
             name: value for name, value in headers.items() if name.startswith(call.front.own_headers or ("\0",))
         }
         self._services, self._proofs, self._is_strict = services, proofs, is_strict
+        self._customs: frozenset[str] = frozenset()
 
     async def run(self, targets: Sequence[ModelTarget], reply: ReplySink) -> None:
         """Ask the services in order until one answers.
@@ -184,8 +187,9 @@ class Exchange:
             TranslationError: its meaning would break, or something is lost and the gateway is strict.
         """
         source, writer = dialect(self.call.front.dialect), dialect(target.dialect)
-        read = source.to_ir(self.document)
-        conversation, mended = sendable(read.value, writer.limits.tool_name)
+        read = source.to_ir(lifted(self.document) if self.call.front is RESPONSES else self.document)
+        plain, self._customs = functions_only(read.value)
+        conversation, mended = sendable(plain, writer.limits.tool_name)
         protocol = target.endpoint.protocol
         repaired = paired(conversation, ids_optional=PROTOCOLS[protocol].ids_optional)
         options = {name: value for name, value in repaired.value.options.items() if name != "stream"}
@@ -220,7 +224,7 @@ class Exchange:
             reader = (
                 Passing(target, response, hides_usage=self._asks_usage(target))
                 if is_own
-                else Translating(target, response, self.call, stream=self.stream)
+                else Translating(target, response, self.call, stream=self.stream, customs=self._customs)
             )
             try:
                 await self._read(reader, response, reply)
@@ -297,6 +301,13 @@ def without_billing(message: Message) -> Message | None:
 def account(target: ModelTarget) -> str:
     """Return what proofs are bound to: a service and the key that asks it."""
     return f"{target.endpoint.base_url} {hash(target.endpoint.key)}"
+
+
+def asked_tokens(document: Mapping[str, Any]) -> int | None:
+    """Return the most tokens of the answer that a request asks for; None if it says none."""
+    config = document.get("generationConfig")
+    found = [*map(document.get, _LIMITS), config.get("maxOutputTokens") if isinstance(config, dict) else None]
+    return next((one for one in found if type(one) is int and one > 0), None)
 
 
 def with_query(url: str, query: str) -> str:
@@ -410,12 +421,16 @@ class Translating(AnswerReader):
         stream: write pieces; else the whole answer at its end.
     """
 
-    def __init__(self, target: ModelTarget, response: httpx.Response, call: ClientCall, *, stream: bool) -> None:
+    def __init__(
+        self, target: ModelTarget, response: httpx.Response, call: ClientCall, *, stream: bool, customs: frozenset[str]
+    ) -> None:
         super().__init__(target, response)
         self._call, self._stream = call, stream
         self._source, self._target = dialect(target.dialect), dialect(call.front.dialect)
         self._translation = StreamTranslation(target.dialect, call.front.dialect)
         self._translation.reader.mends = True  # The service may be a gateway that writes its dialect wrongly.
+        if customs:
+            self._translation.reader = CustomCalls(self._translation.reader, customs)
         self._is_first = True
         self.answer: Any = None
         """The whole answer in the service's dialect; None until it is complete."""

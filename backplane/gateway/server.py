@@ -168,11 +168,14 @@ class FrontServer(Generic[UserT]):
     Args:
         hosts: the values of the header Host that name this server.
         is_strict: refuse a translation that loses something.
+        prefix: a path that may stand before those of the fronts.
     """
 
     def __init__(
-        self, keeper: Keeper[UserT], services: Services, hosts: frozenset[str], *, is_strict: bool = False
-    ) -> None:
+        self, keeper: Keeper[UserT], services: Services, hosts: frozenset[str], *, is_strict: bool = False,
+        prefix: str = "",
+    ) -> None:  # fmt: skip
+        self._prefix = prefix
         self._keeper, self._services, self._hosts, self._is_strict = keeper, services, hosts, is_strict
         self._proofs = Proofs()
         self._open = 0
@@ -215,7 +218,7 @@ class FrontServer(Generic[UserT]):
         method, target = request.method.decode("ascii"), request.target.decode("ascii", "backslashreplace")
         exchange = new_id()
         try:
-            call = fronts.route(method, target, headers)
+            call = fronts.route(method, target.removeprefix(self._prefix), headers)
         except NoSuchPath as error:
             reply = ClientReply(client, error.front, exchange)
             await reply.fail(error.status, ConfigError("config_invalid", str(error)))

@@ -8,12 +8,12 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from backplane.config import Settings
 from backplane.errors import BackplaneError, TranslationError
 from backplane.gateway.clients import Client, Clients
-from backplane.gateway.exchange import Exchange
+from backplane.gateway.exchange import Exchange, asked_tokens
 from backplane.gateway.fronts import ModelRow
 from backplane.gateway.journal import ExchangeBegin, ExchangeEnd, ExchangeJournal, Outcome, now
 from backplane.gateway.routes import ModelRoutes, ModelTarget
@@ -28,7 +28,6 @@ ANSWER_TOKENS: Final = 32_768
 """Tokens that an answer without a limit is reserved for; the longest answers of today's models."""
 TOKEN_BYTES: Final = 2
 """Bytes of a request for each token that is reserved for it; real texts have three to four."""
-_MEMBERS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 class Gateway:
@@ -85,11 +84,7 @@ class Gateway:
         """Reserve the dearest of the services. Raises PolicyError."""
         if user.budget is None:
             return 0
-        document, size = work.document, len(work.body)
-        found: list[Any] = [document.get(name) for name in _MEMBERS]
-        config = document.get("generationConfig")
-        found.append(config.get("maxOutputTokens") if isinstance(config, dict) else None)
-        asked = next((one for one in found if type(one) is int and one > 0), ANSWER_TOKENS)
+        size, asked = len(work.body), asked_tokens(work.document) or ANSWER_TOKENS
         costs = [None if one.price is None else most(one.price, size // TOKEN_BYTES + 1, asked) for one in targets]
         at_most = None if None in costs else max(one for one in costs if one is not None)
         return user.reserve(targets[0].price if at_most is not None else None, at_most, targets[0].model)

@@ -31,7 +31,7 @@ from backplane.sandbox.credentials import read_names
 from backplane.upstream import presets
 
 if TYPE_CHECKING:
-    from backplane.sandbox.key_proxy import KeyUse
+    from backplane.gateway.key_proxy import KeyUse
 
 ACP: Final = "acp"
 """The shipped host whose options name its agent."""
@@ -283,7 +283,7 @@ def read_row(name: str, declared: BackendSettings, settings: Settings, environ: 
         stores = read_names(declared.credentials, f"[backends.{name}] credentials")
     if agent is not None and agent.own_state:
         stores |= {agent.name}
-    return BackendRow(argv, agent, service, held_key_of(name, declared, settings, agent, service), stores)
+    return BackendRow(argv, agent, service, held_key_of(name, declared, settings, agent, service, environ), stores)
 
 
 def _from_settings(
@@ -307,7 +307,10 @@ def _from_settings(
         if row.agent.sessions:
             env[rows.STATE] = str(home_path(environ) / "agents" / name)
     servers = () if declared.remote else server_rows(settings.mcp_servers, declared.options, environ, secrets)
-    if row.held_key is not None:
+    if row.held_key is not None and row.held_key.routes is not None:
+        secrets += row.held_key.secrets
+        env.pop(row.held_key.variable, None)  # The agent asks another service, so it needs no key of its own.
+    elif row.held_key is not None:
         check_key(name, row.held_key.variable, env.get(row.held_key.variable, "").strip(), servers)
     return ProcessBackend(
         id=name,

@@ -1,6 +1,6 @@
 """Hides a model's key from its host: checks whether that works, and starts the host behind a proxy that has the key.
 
-The proxy is in `sandbox.key_proxy`, and its guarantees are in `contracts/isolation.md`.
+The proxy is in `gateway.key_proxy`, and its guarantees are in `contracts/isolation.md`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from backplane.process.launch import StartCommand
 from backplane.upstream import presets
 
 if TYPE_CHECKING:
+    from backplane.gateway.key_proxy import KeyUse
     from backplane.runtime.backends import Link, Opener
-    from backplane.sandbox.key_proxy import KeyUse
 
 
 class HeldKey(msgspec.Struct, frozen=True):
@@ -32,6 +32,10 @@ class HeldKey(msgspec.Struct, frozen=True):
     key_in_query: bool = False
     prices: dict[str, Any] | None = None
     """The configured prices of the model."""
+    routes: Any = None
+    """Services that answer in place of the agent's own (`gateway.routes.ModelRoutes`); None passes requests on."""
+    secrets: tuple[str, ...] = ()
+    """Keys of these services."""
 
 
 def held_key_of(
@@ -40,12 +44,18 @@ def held_key_of(
     settings: Settings,
     agent: rows.AgentRow | None,
     service: presets.Service | None,
+    environ: Mapping[str, str],
 ) -> HeldKey | None:
     """Return the key that a proxy adds for the host; None if the host gets its key itself.
+
+    Args:
+        environ: variables that hold the keys of other services.
 
     Raises:
         ConfigError: `config_invalid`, a proxy would have no effect.
     """
+    if declared.model_backend is not None:
+        return _by_other_service(name, declared, declared.model_backend, settings, agent, environ)
     wanted = settings.key_proxy if declared.key_proxy is None else declared.key_proxy
     has_none = (agent is None and service is None) or (service is not None and not service.variables)
     if not wanted or (declared.key_proxy is None and has_none):
@@ -72,6 +82,43 @@ def held_key_of(
 
         read_price(prices, f"[backends.{name}] options.prices")
     return HeldKey(asked.key_env, asked.base_url, service is not None and service.key_in_query, prices)
+
+
+def _by_other_service(
+    name: str, declared: BackendSettings, route: str, settings: Settings, agent: rows.AgentRow | None,
+    environ: Mapping[str, str],
+) -> HeldKey:  # fmt: skip
+    """Return the services that answer in place of the agent's own.
+
+    Raises:
+        ConfigError: `config_invalid`, it would have no effect; `backend_not_found`, there is no such service.
+        BackendError: `backend_unavailable`, the service's key is not set.
+    """
+    # Imported here, as most backends need no HTTP client.
+    from backplane.config import GatewaySettings
+    from backplane.gateway.routes import ModelRoutes
+
+    why = None
+    if agent is None or agent.key_env is None or agent.base_url is None:
+        why = "its host asks no service with a key_env and a base_url"
+    elif declared.remote:
+        why = "the host works on another machine, which a proxy of this one does not reach"
+    elif agent.own_state:
+        why = "with own_state the agent has a login of its own"
+    elif not agent.is_told(declared.env):
+        why = "nothing tells the agent where to ask: put {base_url} into env or options"
+    if why is not None or agent is None or agent.key_env is None or agent.base_url is None:
+        fix = f"leave it out of [backends.{name}]"
+        raise ConfigError("config_invalid", f"[backends.{name}] model_backend has no effect: {why}", hint=fix)
+    one = msgspec.structs.replace(settings, gateway=GatewaySettings(models={"*": route}))
+    routes = ModelRoutes(one, environ)
+    keys = []
+    for endpoint in routes.endpoints():
+        if endpoint.key_env is not None and not endpoint.key:
+            fact = f"backend {name!r} asks {route!r}, and its key is missing: {endpoint.key_env} is not set"
+            raise BackendError("backend_unavailable", fact, hint=f"export {endpoint.key_env}=…")
+        keys += [endpoint.key] if endpoint.key else []
+    return HeldKey(agent.key_env, agent.base_url, routes=routes, secrets=tuple(keys))
 
 
 def check_key(name: str, variable: str, key: str, servers: Sequence[Mapping[str, Any]]) -> None:
@@ -107,12 +154,18 @@ async def behind_proxy(held: HeldKey, command: StartCommand, start: Opener, use:
         use: counts the requests; None if the counts are not needed.
     """
     # Imported here, as most backends need no HTTP client.
+    from backplane.gateway.in_run import open_run_gateway
+    from backplane.gateway.key_proxy import KeyUse, open_key_proxy
     from backplane.redact.secrets import SECRET_CHARS_MIN
-    from backplane.sandbox.key_proxy import KeyUse, open_key_proxy
 
-    key = command.env[held.variable].strip()
+    key = command.env.get(held.variable, "").strip()
     counted = use or KeyUse()
-    async with open_key_proxy(held.base_url, key, counted, key_in_query=held.key_in_query) as proxy:
+    opened: Any
+    if held.routes is not None:
+        opened = open_run_gateway(held.routes, held.base_url, counted)
+    else:
+        opened = open_key_proxy(held.base_url, key, counted, key_in_query=held.key_in_query)
+    async with opened as proxy:
         env = dict(command.env)
         if len(key) >= SECRET_CHARS_MIN:  # Other values may contain the key, too, such as an agent's configuration.
             env = {name: value.replace(key, proxy.placeholder) for name, value in env.items()}

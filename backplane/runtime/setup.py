@@ -24,8 +24,8 @@ from backplane.workspace import object_folders
 from backplane.workspace.workspace import NAME_A_FOLDER
 
 if TYPE_CHECKING:
+    from backplane.gateway.key_proxy import KeyUse
     from backplane.process.child import Ready
-    from backplane.sandbox.key_proxy import KeyUse
     from backplane.sandbox.plan import Contained
     from backplane.sandbox.probe import Probe
     from backplane.sandbox.sandbox import Sandbox
@@ -68,7 +68,7 @@ class HostSetup:
         self.key_use: KeyUse | None = None
         self._lock = -1
         if start.backend.held_key is not None:
-            from backplane.sandbox.key_proxy import KeyUse
+            from backplane.gateway.key_proxy import KeyUse
 
             self.key_use = KeyUse(start.backend.held_key.prices)
 

@@ -123,6 +123,7 @@ class ServiceMeter:
         self.models: dict[str, int] = {}
         """The service's name of the model that answered → answers."""
         self._price = price
+        self._has_price = price is not None
 
     def begin(self, path: str) -> AnswerMeter | None:
         """Return the reader of a request's answer; None if the request asks no model."""
@@ -133,22 +134,34 @@ class ServiceMeter:
     def end(self, answer: AnswerMeter, *, is_whole: bool) -> None:
         """Add the counters of an answer, whole or cut."""
         counts = answer.finish() if is_whole else None
-        if answer.model is not None:
-            tally(self.models, answer.model[:NAME_CHARS_MAX], MODELS_MAX)
+        self.add(answer.model, counts, self._price, answer.sent_most, answer.longest)
+
+    def add(
+        self, model: str | None, counts: TokenCounts | None, price: Price | None, sent: int, made: int | None
+    ) -> None:
+        """Add an answer.
+
+        Args:
+            counts: its counters; None is unknown.
+            sent: tokens of the request, at most.
+            made: tokens of the answer, at most; None is unknown.
+        """
+        if model is not None:
+            tally(self.models, model[:NAME_CHARS_MAX], MODELS_MAX)
         if counts is not None and counts.input is not None and counts.output is not None:
             tokens: int | None = counts.input + counts.output
-            self.spent = self.spent.plus(counts, self._price)
+            self.spent = self.spent.plus(counts, price)
         else:
             self.uncounted += 1
-            sent, made, price = answer.sent_most, answer.longest, self._price
             tokens = None if made is None else sent + made
             self.spent = self.spent.plus_lost(None if made is None or price is None else most(price, sent, made))
         self.tokens_most = None if self.tokens_most is None or tokens is None else self.tokens_most + tokens
+        self._has_price = price is not None
 
     @property
     def unknown(self) -> list[str]:
         """The budgets of which it is unknown how much may be used: an answer has neither counters nor a limit."""
-        is_costly = self._price is not None and self.spent.micros is None
+        is_costly = self._has_price and self.spent.micros is None
         return ["budget_tokens"] * (self.tokens_most is None) + ["max_budget_usd"] * is_costly
 
     @property

@@ -21,11 +21,12 @@ import httpx
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.dialects.ir import TokenCounts
 from backplane.errors import DENIAL, BackendError
 from backplane.process.aio import beside, visited
 from backplane.sandbox.http import CONNECT_S_MAX, CONNECTIONS_MAX, IDLE_S_MAX, HttpClient, Refused, forwarded, listening
 from backplane.upstream.clients import making_client
-from backplane.upstream.cost import read_price
+from backplane.upstream.cost import Price, read_price
 from backplane.upstream.meter import NAME_CHARS_MAX, AnswerMeter, ServiceMeter, tally
 
 HOST: Final = "127.0.0.2"
@@ -73,14 +74,31 @@ class KeyUse:
         """Why further requests are refused, such as a used-up budget; None while they are allowed."""
         self.on_answer: Callable[[KeyUse], None] | None = None
         """Called after each answer."""
+        self.lost: dict[str, int] = {}
+        """Losses of translated requests and answers: code, kind and reason → number."""
 
     def note(self, request: h11.Request, has_key: bool) -> None:
-        self.with_key += has_key
         self.without_key += not has_key
-        tally(self.paths, f"{request.method.decode('ascii')} {path_of(request)[:NAME_CHARS_MAX]}", PATHS_MAX)
+        self.with_key -= not has_key
+        self.note_path(f"{request.method.decode('ascii')} {path_of(request)}")
+
+    def note_path(self, path: str) -> None:
+        """Count a request with the placeholder, by method and path."""
+        self.with_key += 1
+        tally(self.paths, path[:NAME_CHARS_MAX], PATHS_MAX)
 
     def answered(self, answer: AnswerMeter, *, is_whole: bool) -> None:
         self.meter.end(answer, is_whole=is_whole)
+        self._say()
+
+    def took(
+        self, model: str, counts: TokenCounts | None, price: Price | None, sent: int, made: int | None
+    ) -> None:
+        """Add an answer whose counters were read elsewhere; the arguments are those of `ServiceMeter.add`."""
+        self.meter.add(model, counts, price, sent, made)
+        self._say()
+
+    def _say(self) -> None:
         if self.on_answer is not None:
             self.on_answer(self)
 
@@ -98,7 +116,8 @@ class KeyUse:
             counts |= {"failed": self.failed, "failure": self.failure}
         answers = {"counted": self.meter.spent.requests, "uncounted": self.meter.uncounted}
         models: dict[str, Json] = {"models": dict(self.meter.models)} if self.meter.models else {}
-        return {**counts, "paths": dict(self.paths), "answers": answers | models}
+        lost: dict[str, Json] = {"losses": dict(self.lost)} if self.lost else {}
+        return {**counts, "paths": dict(self.paths), "answers": answers | models, **lost}
 
 
 def path_of(request: h11.Request) -> str:

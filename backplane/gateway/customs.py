@@ -1,0 +1,181 @@
+"""Tools that take a text, for services whose tools all take an object; and tools that stand among the input.
+
+Codex gives its newest models custom tools, in groups, in an item of the input. Here they become functions with one
+member `input`, and the model's calls of them become custom calls again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from backplane.contract.canonical import Json
+from backplane.dialects.ir import (
+    Conversation,
+    Message,
+    Part,
+    PartDelta,
+    PartStarted,
+    PartStopped,
+    StreamEnded,
+    StreamEvent,
+    ToolOutput,
+    ToolSpec,
+    ToolUse,
+)
+
+MEMBER: Final = "input"
+SCHEMA: Final[dict[str, Json]] = {
+    "type": "object",
+    "properties": {MEMBER: {"type": "string"}},
+    "required": [MEMBER],
+    "additionalProperties": False,
+}
+"""JSON Schema of a function that stands for a custom tool."""
+
+
+def lifted(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a Responses request with all its tools in `tools`: those among the input, and those in groups, one by one.
+
+    Two tools of one name in two groups keep the first; the other is not offered.
+    """
+    given = document.get("input")
+    items = given if isinstance(given, list) else []
+    more = [tool for item in items if _kind(item) == "additional_tools" for tool in _tools(item)]
+    tools = _tools(document)
+    if not more and not any(_kind(tool) == "namespace" for tool in tools):
+        return document
+    once: dict[Any, Any] = {}
+    for tool in _flat([*tools, *more]):
+        once.setdefault(tool.get("name", len(once)), tool)
+    rest = [item for item in items if _kind(item) != "additional_tools"]
+    return {**document, "tools": list(once.values()), **({"input": rest} if items else {})}
+
+
+def _flat(tools: Sequence[Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for tool in tools:
+        found += _flat(_tools(tool)) if _kind(tool) == "namespace" else [tool] if isinstance(tool, dict) else []
+    return found
+
+
+def _tools(value: dict[str, Any]) -> list[Any]:
+    found = value.get("tools")
+    return found if isinstance(found, list) else []
+
+
+def _kind(value: Any) -> Any:
+    return value.get("type") if isinstance(value, dict) else None
+
+
+def functions_only(conversation: Conversation) -> tuple[Conversation, frozenset[str]]:
+    """Return a conversation whose custom tools, calls and results are those of functions, and these tools' names."""
+    names = frozenset(tool.name for tool in conversation.tools if tool.kind == "custom")
+    if not names and not any(_is_custom(part) for message in conversation.messages for part in message.parts):
+        return conversation, names
+    tools = tuple(_function(tool) if tool.kind == "custom" else tool for tool in conversation.tools)
+    messages = tuple(map(_message, conversation.messages))
+    return msgspec.structs.replace(conversation, tools=tools, messages=messages, raw=None), names
+
+
+def _function(tool: ToolSpec) -> ToolSpec:
+    """Return the function for a custom tool; its grammar becomes a part of the description."""
+    words = [tool.description or ""]
+    for members in tool.ext.values():
+        grammar = members.get("format")
+        if isinstance(grammar, dict) and isinstance(grammar.get("definition"), str):
+            words.append(f"`{MEMBER}` follows this {grammar.get('syntax') or ''} grammar:\n{grammar['definition']}")
+    return msgspec.structs.replace(
+        tool, kind="function", schema=SCHEMA, description="\n\n".join(filter(None, words)) or None, ext={}, payload=None
+    )
+
+
+def _is_custom(part: Part) -> bool:
+    return isinstance(part, ToolUse | ToolOutput) and part.kind == "custom"
+
+
+def _message(message: Message) -> Message:
+    if not any(map(_is_custom, message.parts)):
+        return message
+    return msgspec.structs.replace(message, parts=tuple(map(_part, message.parts)))
+
+
+def _part(part: Part) -> Part:
+    if isinstance(part, ToolUse) and part.kind == "custom":
+        return msgspec.structs.replace(part, kind="function", input={MEMBER: part.input}, text=None, ext={})
+    if isinstance(part, ToolOutput) and part.kind == "custom":
+        return msgspec.structs.replace(part, kind="function")
+    return part
+
+
+class CustomCalls:
+    """A reader of a stream whose calls of custom tools come as such, each whole when it has ended.
+
+    Args:
+        reader: the reader of the service's dialect.
+        names: the custom tools of the request.
+    """
+
+    def __init__(self, reader: Any, names: frozenset[str]) -> None:
+        self._reader, self._names = reader, names
+        self._open: dict[tuple[int, int], tuple[ToolUse, list[str]]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def read(self, chunk: Json) -> list[StreamEvent]:
+        """Read a chunk."""
+        return self._changed(self._reader.read(chunk))
+
+    def finish(self, *, done: bool = False) -> list[StreamEvent]:
+        """Read the end."""
+        return self._changed(self._reader.finish(done=done))
+
+    def _changed(self, events: list[StreamEvent]) -> list[StreamEvent]:
+        return [made for event in events for made in self._event(event)]
+
+    def _event(self, event: StreamEvent) -> list[StreamEvent]:
+        if isinstance(event, PartStarted) and isinstance(event.part, ToolUse) and event.part.name in self._names:
+            self._open[event.choice, event.index] = (event.part, [])
+            return []
+        if isinstance(event, PartDelta | PartStopped) and (event.choice, event.index) in self._open:
+            return self._piece(event)
+        if isinstance(event, StreamEnded) and event.answer is not None:
+            return [StreamEnded(msgspec.structs.replace(event.answer, candidates=tuple(
+                msgspec.structs.replace(one, message=msgspec.structs.replace(
+                    one.message, parts=tuple(self._part(part) for part in one.message.parts)))
+                for one in event.answer.candidates), raw=None))]  # fmt: skip
+        return [event]
+
+    def _piece(self, event: PartDelta | PartStopped) -> list[StreamEvent]:
+        key = (event.choice, event.index)
+        part, texts = self._open[key]
+        if isinstance(event, PartDelta):
+            if event.field == "arguments":
+                texts.append(event.text)
+            return []
+        del self._open[key]
+        whole = event.part if isinstance(event.part, ToolUse) else None
+        if whole is None:
+            text = "".join(texts)
+            whole = part if not text else msgspec.structs.replace(part, text=text, input=_decoded(text))
+        made = self._part(whole)
+        return [PartStarted(event.index, made, event.choice), PartStopped(event.index, made, event.choice)]
+
+    def _part(self, part: Part) -> Part:
+        """Return a call of a custom tool as a custom one; one whose arguments were cut stays as it is."""
+        if not isinstance(part, ToolUse) or part.name not in self._names or not isinstance(part.input, dict):
+            return part
+        text = part.input.get(MEMBER)
+        if not isinstance(text, str):
+            text = msgspec.json.encode(part.input).decode()
+        return msgspec.structs.replace(part, kind="custom", input=text, text=text)
+
+
+def _decoded(text: str) -> Json:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text

@@ -1,0 +1,122 @@
+"""The gateway of one run: its agent's model requests, answered by another service than its vendor's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+from urllib.parse import urlsplit
+
+from backplane.dialects.ir import Loss
+from backplane.errors import DENIAL, BackendError, BackplaneError, PolicyError
+from backplane.gateway.exchange import Exchange, asked_tokens
+from backplane.gateway.fronts import ModelRow
+from backplane.gateway.key_proxy import HOST, KeyUse, placeholder_for
+from backplane.gateway.routes import ModelRoutes, ModelTarget
+from backplane.gateway.server import FrontServer
+from backplane.gateway.service import Services
+from backplane.process.aio import beside, visited
+from backplane.sandbox.http import CONNECTIONS_MAX, listening
+from backplane.upstream.meter import HIDDEN_TOKENS, NAME_CHARS_MAX, tally
+
+LOSSES_MAX: Final = 32
+"""Kinds of losses that the receipt names; further ones count as `other`."""
+
+
+class RunEntry:
+    """One exchange of a run."""
+
+    def __init__(self, keeper: RunGateway) -> None:
+        self._keeper = keeper
+
+    def end(self, work: Exchange, status: int | None, error: BackplaneError | None, *, is_left: bool) -> None:
+        """Count its tokens and losses."""
+        self._keeper.count(work, status, is_whole=error is None and not is_left and work.report.failure is None)
+
+
+class RunGateway:
+    """The one user, and the service that answers it.
+
+    Attributes:
+        placeholder: stands for a key in the agent's environment and requests.
+        host, port, address: where it listens.
+
+    Args:
+        use: counts the requests.
+    """
+
+    def __init__(self, routes: ModelRoutes, use: KeyUse, port: int) -> None:
+        self.placeholder = placeholder_for("")
+        self.host, self.port = HOST, port
+        self.address = f"http://{HOST}:{port}"
+        self._routes, self._use = routes, use
+
+    def admit(self, key: str | None) -> None:
+        """Check the placeholder.
+
+        Raises:
+            BackendError: `backend_auth_failed`.
+            PolicyError: `policy_denied`, a limit of the run is reached.
+        """
+        if key != self.placeholder:
+            self._use.without_key += 1
+            fact = f"{DENIAL}: the key that stands in the environment has to come with the request"
+            raise BackendError("backend_auth_failed", fact)
+        if self._use.over is not None:
+            raise PolicyError("policy_denied", f"{DENIAL}: {self._use.over}")
+
+    def models(self, _user: None) -> list[ModelRow]:
+        """Return no model by name: the agent's own names are taken."""
+        return []
+
+    def targets(self, _user: None, model: str) -> tuple[ModelTarget, ...]:
+        """Return the services, whatever the model is called."""
+        return self._routes.targets(model)
+
+    @contextmanager
+    def entry(
+        self, _user: None, _id: str, _model: str, work: Exchange, _targets: tuple[ModelTarget, ...]
+    ) -> Iterator[RunEntry]:
+        """Begin the record of an exchange."""
+        self._use.note_path(f"POST {work.call.front.name}")
+        yield RunEntry(self)
+
+    def count(self, work: Exchange, status: int | None, *, is_whole: bool) -> None:
+        """Add an exchange to the run's sums."""
+        report = work.report
+        for loss in report.losses:
+            self._add(loss)
+        if status is None or not report.was_asked or report.target is None:
+            self._use.unanswered += 1
+            return
+        counts = report.tokens if is_whole else None
+        sent, made = len(work.body) + HIDDEN_TOKENS, asked_tokens(work.document)
+        self._use.took(report.target.model, counts, report.target.price, sent, made)
+
+    def _add(self, loss: Loss) -> None:
+        tally(self._use.lost, f"{loss.code} {loss.kind}: {loss.reason}"[:NAME_CHARS_MAX], LOSSES_MAX)
+
+
+@asynccontextmanager
+async def open_run_gateway(routes: ModelRoutes, base_url: str, use: KeyUse) -> AsyncIterator[RunGateway]:
+    """Open the gateway of a run, which answers until the block ends.
+
+    Args:
+        base_url: address of the agent's own service: its path stands before the paths of the agent's requests.
+
+    Raises:
+        BackendError: `backend_unavailable`, it cannot listen on `HOST`.
+    """
+    try:
+        listener = listening(HOST)
+    except OSError as error:
+        fact = f"the gateway of a run cannot listen on {HOST}: {error.strerror}"
+        raise BackendError("backend_unavailable", fact, hint="leave model_backend out") from error
+    with listener:
+        async with Services() as services:
+            keeper = RunGateway(routes, use, listener.getsockname()[1])
+            hosts = frozenset({f"{HOST}:{keeper.port}"})
+            server = FrontServer(keeper, services, hosts, prefix=urlsplit(base_url).path.rstrip("/"))
+            async with beside(functools.partial(visited, listener, server.attend, CONNECTIONS_MAX)):
+                yield keeper
