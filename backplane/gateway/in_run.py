@@ -18,7 +18,8 @@ from backplane.gateway.server import FrontServer
 from backplane.gateway.service import Services
 from backplane.process.aio import beside, visited
 from backplane.sandbox.http import CONNECTIONS_MAX, listening
-from backplane.upstream.meter import HIDDEN_TOKENS, NAME_CHARS_MAX, tally
+from backplane.upstream.cost import HIDDEN_TOKENS
+from backplane.upstream.meter import NAME_CHARS_MAX, tally
 
 LOSSES_MAX: Final = 32
 """Kinds of losses that the receipt names; further ones count as `other`."""

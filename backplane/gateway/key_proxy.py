@@ -91,9 +91,7 @@ class KeyUse:
         self.meter.end(answer, is_whole=is_whole)
         self._say()
 
-    def took(
-        self, model: str, counts: TokenCounts | None, price: Price | None, sent: int, made: int | None
-    ) -> None:
+    def took(self, model: str, counts: TokenCounts | None, price: Price | None, sent: int, made: int | None) -> None:
         """Add an answer whose counters were read elsewhere; the arguments are those of `ServiceMeter.add`."""
         self.meter.add(model, counts, price, sent, made)
         self._say()

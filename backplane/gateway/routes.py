@@ -52,12 +52,14 @@ class ModelRoutes:
 
     Args:
         environ: variables that hold the keys.
+        where: place of the one route of a table that stands elsewhere in the settings, for errors.
 
     Raises:
         ConfigError: `config_invalid`, a route names no service, or there is none at all; `backend_not_found`.
     """
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
+    def __init__(self, settings: Settings, environ: Mapping[str, str], where: str | None = None) -> None:
+        self._where = where
         self._settings, self._environ = settings, environ
         self._table = _table(settings.gateway, environ)
         self._endpoints: dict[str, Endpoint] = {}
@@ -100,7 +102,7 @@ class ModelRoutes:
 
     def _endpoint(self, backend: str, name: str) -> Endpoint:
         if backend not in self._endpoints:
-            self._endpoints[backend] = self._read(backend, f"gateway.models.{name}")
+            self._endpoints[backend] = self._read(backend, self._where or f"gateway.models.{name}")
         return self._endpoints[backend]
 
     def _read(self, backend: str, where: str) -> Endpoint:

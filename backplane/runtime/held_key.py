@@ -111,7 +111,7 @@ def _by_other_service(
         fix = f"leave it out of [backends.{name}]"
         raise ConfigError("config_invalid", f"[backends.{name}] model_backend has no effect: {why}", hint=fix)
     one = msgspec.structs.replace(settings, gateway=GatewaySettings(models={"*": route}))
-    routes = ModelRoutes(one, environ)
+    routes = ModelRoutes(one, environ, f"backends.{name}.model_backend")
     keys = []
     for endpoint in routes.endpoints():
         if endpoint.key_env is not None and not endpoint.key:

@@ -32,9 +32,9 @@ from backplane.runtime.state import STAGED_FOR
 from backplane.workspace import Quota, archive, open_workspace
 
 if TYPE_CHECKING:
+    from backplane.gateway.key_proxy import KeyUse
     from backplane.receipts.journal import Journal
     from backplane.runtime.warm import WarmHosts
-    from backplane.sandbox.key_proxy import KeyUse
     from backplane.workspace import Workspace
 
 CAUSE_S: Final = 1.0

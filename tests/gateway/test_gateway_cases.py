@@ -194,6 +194,44 @@ def test_tools_of_codex_pass_to_a_service_that_knows_them(tool: dict[str, Any]) 
     assert through(RESPONSES, RESPONSES, {"tools": [tool]}).asked["tools"] == [tool]
 
 
+PATCH = {
+    "type": "custom",
+    "name": "patch",
+    "description": "edits",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"},
+}
+GROUP = {
+    "type": "namespace",
+    "name": "functions",
+    "description": "",
+    "tools": [PATCH, {"type": "function", "name": "read", "parameters": TOOL}],
+}
+MORE = {"type": "additional_tools", "role": "developer", "tools": [GROUP]}
+
+
+@pytest.mark.parametrize("service", [CHAT, MESSAGES, GEMINI])
+@pytest.mark.parametrize(
+    "given", [{"tools": [PATCH]}, {"tools": [GROUP]}, {"input": [MORE, {"role": "user", "content": "go"}]}]
+)
+def test_a_tool_that_takes_a_text_is_offered_and_called_as_such(service: ProtocolName, given: dict[str, Any]) -> None:
+    turn = Turn(text="I edit", calls=(Call(name="patch", input={"input": "*** Begin\n+a"}),))
+    for stream in (True, False):
+        found = through(RESPONSES, service, given, turn, stream=stream)
+        asked = json.dumps(found.asked["tools"])
+        assert all(word in asked for word in ("patch", "edits", "start: /a/"))
+        answer = found.answer[-1]["response"] if stream else found.answer
+        call = answer["output"][-1]
+        assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "patch", "*** Begin\n+a")
+        history = [
+            {"role": "user", "content": "go"}, {name: call[name] for name in ("type", "name", "input", "call_id")},
+            {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "done it"},
+        ]  # fmt: skip
+        items = [MORE, *history] if "input" in given else history
+        again = json.dumps(through(RESPONSES, service, {**given, "input": items}).asked)
+        assert "done it" in again
+        assert "*** Begin" in again
+
+
 def test_a_result_in_a_model_turn_is_a_result() -> None:
     contents = [
         {"role": "user", "parts": [{"text": "go"}]},

@@ -11,7 +11,7 @@ import pytest
 
 import backplane
 from backplane.config import BackendSettings, Settings
-from backplane.testing import PROTOCOLS, SIDE_TURNS, ModelServer, ProtocolName, ScriptUsage, Turn
+from backplane.testing import PROTOCOLS, SIDE_TURNS, Call, ModelServer, ProtocolName, ScriptUsage, Turn
 from tests.all.vendors import found
 from tests.all.vendors.test_gateway_agents import CALLS
 
@@ -20,6 +20,8 @@ pytestmark = pytest.mark.anyio
 KEY = "sk-mine-the-key-of-another-service"
 AGENTS = ("claude", "codex", "gemini")
 PRICES = {"input": 1, "output": 2}
+MODELS = {"codex": "m"}
+"""Agent → its own name of the model; Codex gives other tools to models that it does not know."""
 USAGE = ScriptUsage(input=1000, output=500)  # 2,000 millionths of a dollar by these prices.
 CLAUDE = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
 
@@ -45,8 +47,8 @@ async def test_another_service_answers_an_agents_model(agent: str, protocol: Pro
     script = [*SIDE_TURNS, Turn(reasoning="hm", calls=(CALLS[agent],), usage=USAGE), Turn(text="all done", usage=USAGE)]
     with ModelServer(script) as server:
         settings = settings_for(agent, server, protocol)
-        given: dict[str, Any] = {"settings": settings, "home": tmp_path / "home", "on_ask": lambda _: True}
-        async with backplane.start("make it", backend="agent", root=root, **given) as run:
+        given: dict[str, Any] = {"settings": settings, "home": tmp_path / "home"}
+        async with backplane.start("make it", backend="agent", model=MODELS.get(agent), root=root, **given) as run:
             await run.wait()
         assert not server.unscripted
         keys = {request.headers.get(name, "").removeprefix("Bearer ") for request in server.requests
@@ -76,11 +78,25 @@ async def test_a_budget_holds_by_the_count_of_the_other_service(tmp_path: Path) 
             "settings": settings_for("claude", server, "openai_compatible"),
             "home": tmp_path / "home",
         }
-        async with backplane.start(
-            "go", backend="agent", root=root, max_budget_usd=0.005, on_ask=lambda _: True, **given
-        ) as run:
+        async with backplane.start("go", backend="agent", root=root, max_budget_usd=0.005, **given) as run:
             await run.wait()
         asked = len([request for request in server.requests if request.turn == 2])
     assert run.receipt is not None
     assert run.receipt.outcome != "complete"
     assert asked <= 4  # 0.002 dollars each: the third passes the budget, and one more may be under way.
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_codex_keeps_its_newest_tools_on_any_service(protocol: ProtocolName, tmp_path: Path) -> None:
+    root = tmp_path / "work"
+    root.mkdir()
+    script = "const done = await tools.exec_command({cmd: 'echo marmot > made.txt'}); text(done.output);"
+    custom = protocol == "openai_responses"
+    call = Call(name="exec", input=script if custom else {"input": script}, kind="custom" if custom else "function")
+    with ModelServer([Turn(calls=(call,)), Turn(text="all done")]) as server:
+        given: dict[str, Any] = {"settings": settings_for("codex", server, protocol), "home": tmp_path / "home"}
+        async with backplane.start("make it", backend="agent", root=root, **given) as run:
+            await run.wait()
+    assert run.error is None
+    assert run.patch is not None
+    assert "marmot" in run.patch.read_text()
