@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 Json = Any
-"""A JSON value whose shape is somebody else's: dict, list, str, int, float, bool or None."""
+"""A JSON value of a foreign shape: dict, list, str, int, float, bool or None."""
 
 
 INT_MIN: Final = -(2**63)
@@ -27,7 +27,7 @@ _encode_sorted: Final = msgspec.json.Encoder(order="sorted").encode
 _encode_sorted_lines: Final = msgspec.json.Encoder(order="sorted").encode_lines
 _DIGITS_ALIKE: Final = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
 _ODD_NUMBERS: Final = (b"0e0", b"0" * 20, b"-" + b"0" * 19)
-"""What the fast encoder prints differently, with every digit as a zero: an exponent without its plus sign, an
+"""Numbers that the fast encoder prints differently, with every digit as a zero: an exponent without its plus sign, an
 integer beyond 64 bits. Looking for these costs a tenth of one regular expression for all."""
 _LONG_INTEGER: Final = re.compile(rb"([,:\[\n])(-?[0-9]{19,})")
 _MINUS_ZERO: Final = re.compile(rb"(?<![^,:\[\s])-0(?![0-9.eE])")
@@ -73,7 +73,7 @@ def _with_our_numbers(data: bytes) -> bytes:
 
 
 def _printed(gap: bytes) -> bytes:
-    """What stands outside of texts, with the numbers as the contract prints them."""
+    """Print the numbers outside of texts as the contract does."""
     # An exponent's `e` is the one that ends no word. A pattern for it takes five times as long.
     gap = gap.replace(b"e", b"e+").replace(b"e+-", b"e-").replace(b"ue+", b"ue").replace(b"se+", b"se")
     alike = gap.translate(_DIGITS_ALIKE)
@@ -107,7 +107,7 @@ def _with_float_zeros(gap: bytes) -> bytes:
 
 
 def may_be_endless(data: bytes) -> bool:
-    """Whether there may be an integer that no float holds: such a value cannot be encoded."""
+    """Return whether there may be an integer that no float can represent: such a value cannot be encoded."""
     return len(data) >= _ENDLESS_DIGITS and b"0" * _ENDLESS_DIGITS in data.translate(_DIGITS_ALIKE)
 
 
@@ -210,7 +210,7 @@ def _is_date(text: str) -> bool:
 
 
 def is_timestamp(text: str) -> bool:
-    """Whether a time is in the contract's print form already (a leap second is not, and is printed anew)."""
+    """Return whether a time is in the contract's print form already; a leap second never is."""
     return _CANONICAL_TIME.fullmatch(text) is not None and _is_date(text[:10])
 
 

@@ -28,7 +28,7 @@ Threshold = Literal["native", "emulated", "any"]
 
 
 class Level(msgspec.Struct, frozen=True):
-    """How well one ability is supported."""
+    """Level at which one ability is supported."""
 
     name: Literal["native", "emulated", "restricted", "unsupported"]
     reason: str | None = None
@@ -68,7 +68,7 @@ class Requirements(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a backend says it can do."""
+    """The abilities that a backend declares."""
 
     levels: dict[str, Level] = {}
     """Abilities and levels of the contract."""

@@ -22,7 +22,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "use
 
 
 class _ConversationValue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A member that nobody knows would be lost in silence, so it is refused."""
+    """An unknown member is refused, as it would be lost."""
 
 
 class MessageToolCall(_ConversationValue, frozen=True):
@@ -45,7 +45,7 @@ class Image(_ConversationValue, frozen=True):
 
 
 class ThinkingBlock(_ConversationValue, frozen=True):
-    """What the model thought."""
+    """Thinking of the model."""
 
     text: str = ""
     signature: str | None = None
@@ -55,19 +55,19 @@ class ThinkingBlock(_ConversationValue, frozen=True):
 
     @property
     def is_proven(self) -> bool:
-        """Whether its vendor knows it again."""
+        """True if its vendor can verify it."""
         return bool(self.signature or self.redacted)
 
 
 class UserMessage(_ConversationValue, frozen=True, tag_field="role", tag="user"):
-    """What the user said, context items included, in words, and what was shown with it."""
+    """A message of the user, with the context in words and the pictures."""
 
     content: str
     images: tuple[Image, ...] = ()
 
 
 class AgentMessage(_ConversationValue, frozen=True, tag_field="role", tag="assistant"):
-    """What the agent said and which calls it made then."""
+    """A message of the agent, and the calls after it."""
 
     content: str = ""
     tool_calls: tuple[MessageToolCall, ...] = ()
@@ -77,7 +77,7 @@ class AgentMessage(_ConversationValue, frozen=True, tag_field="role", tag="assis
 
 
 class ToolResultMessage(_ConversationValue, frozen=True, tag_field="role", tag="tool"):
-    """What a call gave back."""
+    """Result of a call."""
 
     tool_call_id: str
     content: str
@@ -99,7 +99,7 @@ class TokenUsage(_ConversationValue, frozen=True):
     cost_usd_micros: Count | None = None
     """Millionths of a US dollar."""
     cache_in_input: bool = True
-    """Whether `input_tokens` has the cached tokens inside."""
+    """True if `input_tokens` includes the cached tokens."""
     is_at_least: bool = False
     """True for a sum that leaves out turns whose usage is unknown, as when their service refused them."""
 
@@ -135,7 +135,7 @@ class SessionTurn(_ConversationValue, frozen=True):
     """None of a turn that was no run here: it was imported."""
     provider: str
     model: str | None = None
-    """As it was asked for; None is the backend's own choice."""
+    """Model that was asked for; None for the backend's own choice."""
     receipt_sha256: str | None = None
     """None while the turn is under way, or where its run was cut off before it was sealed."""
     stop_reason: StopReason | None = None
@@ -168,14 +168,14 @@ class SessionFile(_ConversationValue, frozen=True, omit_defaults=False):
     mode: Literal["staged", "pass_through"] = "staged"
     lane: Literal["patch_first", "workspace_first"] = "workspace_first"
     policy: PolicyProfile | None = None
-    """What its agents may do, whoever goes on with it; None is what is configured."""
+    """Policy for every agent that continues it; None for the configured one."""
     cleared: Count = 0
     """Turns before this one are no part of the conversation any more; their receipts stay."""
     parent: str | None = None
     """The session that this one was forked from."""
     turns: tuple[SessionTurn, ...] = ()
     losses: tuple[str, ...] = ()
-    """What could not be carried, told once each."""
+    """Parts that could not be carried over, each once."""
 
 
 def calls_of(messages: Sequence[Message]) -> list[MessageToolCall]:

@@ -1,4 +1,4 @@
-"""The pieces of an answer until the whole message settles them: told, repeated by it, or taken back. Pure."""
+"""Follows the pieces of an answer until the whole message repeats them or takes them back. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Deltas:
         self._chars = 0
 
     def take(self, event: AgentEvent) -> int:
-        """Take the next event; return how many characters have to be taken back before it is told."""
+        """Take the next event; return the number of characters to take back before it is shown."""
         if isinstance(event, AssistantDelta):
             if self._chars < CHARS_MAX:
                 self._pieces.append(event.text)
@@ -38,7 +38,7 @@ class Deltas:
         return 0
 
     def _are(self, text: str) -> bool:
-        """Whether the message repeats the pieces; then they are settled."""
+        """Return whether the message repeats the pieces; then they are settled."""
         if self._chars and not (self._chars == len(text) and text.startswith("".join(self._pieces))):
             return False
         self._clear()

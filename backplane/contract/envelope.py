@@ -1,4 +1,4 @@
-"""The messages of the line, one struct a `t`.
+"""The messages of the line, one struct for each `t`.
 
 What is free-form or somebody else's to check stays plain JSON here; who may say what and
 when is `protocol`'s affair.
@@ -86,7 +86,7 @@ class Ping(_Envelope, frozen=True, kw_only=True, gc=False, tag="ping"):
     seq: Annotated[int, msgspec.Meta(ge=0)]
 
     def __post_init__(self) -> None:
-        if self.seq > INT_MAX:  # A pong with it would be a float to whoever asked.
+        if self.seq > INT_MAX:  # In a pong it would be a float.
             raise ValueError("`seq` does not fit 64 bits")
 
 
@@ -104,7 +104,7 @@ ASK_MEMBERS: typing.Final[dict[str, tuple[str, ...]]] = {
     "input": ("question",),
     "result": ("name",),
 }
-"""What an ask has to have to be decided at all: without it no rule could be held against it."""
+"""Members without which no rule can decide an ask."""
 
 
 class Ask(_Envelope, frozen=True, kw_only=True, gc=False, tag="ask"):

@@ -17,7 +17,7 @@ from backplane.contract.canonical import Json, is_timestamp, timestamp
 from backplane.errors import CODES, ConfigError
 
 Ext = dict[str, Any] | None | UnsetType
-"""Free-form members beside the event's own; absent when there are none."""
+"""Free-form members beside the event's own; unset if there are none."""
 
 ExitCode = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 """A signed 32-bit number: a closed peer cannot read any other."""
@@ -211,7 +211,7 @@ class Approval(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
 
     @property
     def question(self) -> str | None:
-        """What the agent asks in words."""
+        """The agent's question in words."""
         return self.body.get("question")
 
     def allow(self, *, remember: Remember = "once") -> Decision:
@@ -239,7 +239,7 @@ class Approval(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
 
 
 class ApprovalAnswered(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
-    """What was decided about an ask, and by whom."""
+    """The decision about an ask, with its source."""
 
 
 class UsageReported(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):

@@ -1,4 +1,4 @@
-"""What our own programs do before all else, as each ms of their start counts: import this first.
+"""Makes the start of our own programs shorter; they import it first.
 
 msgspec is loaded without `typing_extensions`: from Python 3.11 on that does nothing for it but take a third of the
 time; who needs the module afterwards gets it. And garbage is looked for a hundredth as often: nearly all of what a
@@ -19,4 +19,4 @@ if "typing_extensions" not in sys.modules:
         del sys.modules["typing_extensions"]
 
 OPTIONAL_OF_HTTPX = ("httpx._main", "trio")
-"""What it and its transport load where they can: a command of its own, and another loop than ours. A third of it."""
+"""Modules that httpx loads if they are installed: its command, and another loop than ours. A third of its import."""

@@ -13,9 +13,9 @@ from backplane.contract.conversation import Image
 from backplane.errors import ConfigError
 
 IMAGE_BYTES_MAX: Final = 5 * 1024 * 1024
-"""Of one picture, before Base64: models' services take no larger one."""
+"""Bytes of one picture, before Base64: models' services take no larger one."""
 IMAGES_BYTES_MAX: Final = 9 * 1024 * 1024
-"""Of all pictures of one order: in Base64, they and the order are one line of the protocol, which ends at 16 MiB."""
+"""Bytes of all pictures of one order: in Base64, they fit with the order into one line of the protocol, 16 MiB."""
 
 _BEGINNINGS: Final = {
     b"\x89PNG\r\n\x1a\n": "image/png",

@@ -32,7 +32,7 @@ class RunMetadata(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str
     finished_at: str
     duration_ms: Counter
-    """By a clock that never goes back; need not equal the difference of the two times."""
+    """Milliseconds by a monotonic clock; need not equal the difference of the two times."""
 
     def __post_init__(self) -> None:
         for name, form in (
@@ -187,7 +187,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def backplane(self) -> dict[str, Any]:
-        """What the control plane adds: end, claims, enforcement, counts, patch and the like."""
+        """The control plane's own part: end, claims, enforcement, counts, patch and the like."""
         added = self.usage_raw.get("backplane") if isinstance(self.usage_raw, dict) else None
         return added if isinstance(added, dict) else {}
 

@@ -1,4 +1,4 @@
-"""What of an order or a setting is not known to this version, and what is meant by it.
+"""Finds the members of an order that this version does not know, and the names that may be meant.
 
 The known names are read from the structs of `work`; there is no second list. A rule or a root under a misspelt name
 would not be in force, so an order with one is refused. Everything else that is unknown travels on below
@@ -35,10 +35,10 @@ UNHEARD: Final = "unheard"
 """The setting below `config.vendor.abp` that holds an order's unknown members, pointer → value."""
 
 _HINT_LIKENESS_MIN: Final = 0.6
-"""For a hint; difflib's own default. At 0.5 `fast` is `cost` and `--nosuch` is `--schema`."""
+"""Least likeness for a hint; difflib's own default. At 0.5 `fast` is `cost` and `--nosuch` is `--schema`."""
 
 _MISSPELT_LIKENESS_MIN: Final = 0.75
-"""For a refusal: one letter of four. Under it, a name is taken for one of another version or of a stranger."""
+"""Least likeness for a refusal: one letter of four. A name less alike may be of another version, or a stranger's."""
 
 _SHOWN_CHARS_MAX: Final = 40
 """Maximum length of a wrong word in an error; all words of the contract are shorter."""
@@ -107,7 +107,7 @@ def heard(value: Json, *, lenient: bool = False) -> Json:
     config = value.get("config", {})
     vendor = config.get("vendor", {}) if isinstance(config, dict) else None
     if not isinstance(vendor, dict):
-        return value  # The shape is wrong, and whoever reads it says so.
+        return value  # The shape is wrong, which its reader reports.
     if not lenient and not is_lenient(vendor):
         refuse(found)
     members = {one.pointer: member for one, member in found.items()}
@@ -142,7 +142,7 @@ def check_settings(order: WorkOrder) -> None:
 
 
 def is_lenient(vendor: Mapping[str, Any]) -> bool:
-    """Whether the order wants to be taken although some of its members are unknown."""
+    """Return whether the order is to be taken although some of its members are unknown."""
     return settings_of(vendor).get("lenient") is True
 
 
@@ -204,7 +204,7 @@ def _settings_at(vendor: Mapping[str, Any]) -> Iterator[tuple[str, str, Json]]:
 
 
 def unheard_settings(vendor: Mapping[str, Any]) -> Iterator[Unheard]:
-    """Yield each setting in the place of ours that is none of ours."""
+    """Yield each unknown setting below `config.vendor.abp`."""
     if not isinstance(vendor.get("abp", {}), dict):
         yield Unheard("/config/vendor/abp", None, True)
     given = {name for _, name, _ in _settings_at(vendor)}
@@ -257,7 +257,7 @@ def _pointer(start: str, *names: str) -> str:
 
 def nearest_name(name: str, names: Collection[str], *, likeness_min: float = _HINT_LIKENESS_MIN) -> str | None:
     """Return the name most like this one, whatever its case and its dashes, of two the first; None if none is."""
-    import difflib  # Two milliseconds, for whoever made a mistake.
+    import difflib  # It takes two milliseconds, and only mistakes need it.
 
     spelt = {_bare(known): known for known in reversed(tuple(names))}
     close = difflib.get_close_matches(_bare(name), spelt, n=1, cutoff=likeness_min)

@@ -34,7 +34,7 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.root, str) and "\0" in self.root:  # Other types are told by whoever checks them.
+        if isinstance(self.root, str) and "\0" in self.root:  # Other types are reported where they are checked.
             raise ValueError("`root` has a NUL character, and no path has one")
 
 
@@ -127,7 +127,7 @@ SETTINGS: Final[Mapping[str, Any]] = {
     "unheard": dict[str, Any],
     "wait_for_limit_s": Annotated[int, msgspec.Meta(ge=0, le=31_536_000)],
 }
-"""Ours under `config.vendor.abp`, what `WorkOrder.abp` is asked for, with its shape; null says nothing.
+"""Our settings under `config.vendor.abp`, each with its shape; null is the same as unset.
 
 `Any` where whoever reads it says more of what is wrong with it.
 """
@@ -150,7 +150,7 @@ OTHERS_SETTINGS: Final = frozenset(
     {"client_mode", "client_persist", "client_session_key", "client_timeout_ms"}
     | {"dialect", "request", "source_dialect"}
 )
-"""Of the public implementation, in the same place: no mistake there, as hosts of its may heed them."""
+"""Settings of the public implementation in the same place, which its hosts may heed."""
 
 
 OF_HOST: Final = {
@@ -175,11 +175,11 @@ OF_QUEUE: Final = ("on_lost_worker", "secrets")
 """Settings that a queue heeds, and takes out before the run."""
 
 WITHOUT_ROUTER: Final = ("type", "priority")
-"""Of `route`, what counts where a backend is named, too: for later estimates, and where orders wait for a place."""
+"""Members of `route` that have an effect although a backend is named: for estimates, and in a queue."""
 
 _OF_MODEL: Final = ("history", "system", "sampling", "project_instructions")
 OF_AGENT: Final = tuple(name for name in OF_HOST if name not in _OF_MODEL)
-"""What the host of an agent with conversations of its own heeds: what was said before is the agent's to know."""
+"""Settings that the host of an agent with conversations of its own heeds; the agent knows what was said before."""
 
 
 class WorkOrder(msgspec.Struct, frozen=True):

@@ -1,1 +1,1 @@
-"""What an agent may do: rules, patterns of paths and URLs, capabilities, approvals. Pure."""
+"""Policy: rules, patterns of paths and URLs, capabilities, approvals. Pure."""

@@ -1,4 +1,4 @@
-"""What a host asks before it acts, and who answers. Pure.
+"""Questions that a host asks before it acts, and their answers. Pure.
 
 The policy answers first; what it leaves open goes to a person or a callback, and where nobody
 answers in time the ask's default decides.
@@ -16,7 +16,7 @@ from backplane.policy.rules import Policy
 
 
 def judge(policy: Policy, ask: wire.Ask, *, root: str) -> Decision | None:
-    """What the policy says to an ask; None when it leaves it to a person."""
+    """Return the policy's answer to an ask; None if a person has to answer."""
     if ask.kind == "tool":
         cwd = ask.cwd if isinstance(ask.cwd, str) else None
         verdict = policy.decide_tool_call(ask.name or "", None if ask.input is UNSET else ask.input, root=root, cwd=cwd)
@@ -48,7 +48,7 @@ def answer(ask: wire.Ask, decision: Decision) -> wire.AnswerMessage:
 
 
 def checked(decision: Decision) -> Decision:
-    """A decision that somebody built, with the types that a decision has; its input is whatever it is.
+    """Return a caller's decision with the types of its members checked, except its input.
 
     Raises:
         ValueError: a member is of another type, or a word that is none of its own.

@@ -1,4 +1,4 @@
-"""What another policy would have decided in a run that is over. Pure.
+"""Decides an ended run again under another policy. Pure.
 
 Stored events go in with the policy of then and the one to try; out comes each decision that would
 differ. Both are decided anew by the same code, so that only the rules make the difference; what was
@@ -29,7 +29,7 @@ CALLS_OPEN_MAX: Final = 1000
 """Calls of one run that may still be asked about; agents have a few at once, and answer them in order."""
 
 SUBJECT_CHARS_MAX: Final = 400
-"""Of what was to be done: a command of pages is known by its beginning."""
+"""Longest subject of a decision; of a longer command the beginning is enough."""
 
 _ASKED_KINDS: Final = ("tool", "patch")
 """Asks that a policy decides; a question in words and a shown result are nobody's rule."""
@@ -58,7 +58,7 @@ class Redecided(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     answered: str | None = None
     """`allow`, `deny` or `modify`, as the host was answered then; None where nobody was asked."""
     by: str | None = None
-    """Who answered: policy, hook, caller, default."""
+    """Source of the answer: policy, hook, caller, default."""
 
 
 class Backtest:
@@ -71,7 +71,7 @@ class Backtest:
         self._root = root
         self._event = -1
         self._found: dict[int, Redecided] = {}
-        """By number of the decision."""
+        """Number of the decision → the decision."""
         self._reasons: set[str] = set()
         """Why the tried policy decides calls and events in another way."""
         self._open: dict[int, tuple[str, Json, int]] = {}
@@ -79,7 +79,7 @@ class Backtest:
         self._asked: dict[str, int] = {}
         """Decision by id of the ask about it."""
         self._shells = 0
-        """Calls of a shell whose command has not been told yet."""
+        """Calls of a shell whose command is not reported yet."""
         self._paths: set[str] = set()
 
     def take(self, events: Iterable[AgentEvent]) -> None:

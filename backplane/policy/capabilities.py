@@ -1,4 +1,4 @@
-"""What an order requires against what a backend says it has.
+"""Compares an order's requirements with a backend's manifest.
 
 A manifest and requirements go in, one finding a requirement comes out, with its reason and
 with the smallest change to the order that this backend would take. Who supplies what is
@@ -27,7 +27,7 @@ from backplane.contract.unknown import nearest_name
 from backplane.errors import CapabilityError
 
 Verdict = Literal["native", "emulated", "restricted", "missing"]
-"""How the backend has it; `missing` is absent, unsupported, or not a word of the contract."""
+"""Support by the backend; `missing` is absent, unsupported, or not a word of the contract."""
 
 _DOWNWARDS: Final[tuple[Threshold, ...]] = ("native", "emulated", "any")
 """Thresholds from the most to the least demanding."""
@@ -81,7 +81,7 @@ class Negotiation(msgspec.Struct, frozen=True):
         return "; ".join(str(change) for change in self.smallest_change)
 
     def to_wire(self) -> Json:
-        """What the receipt keeps under `usage_raw.backplane.negotiation`."""
+        """Return the receipt's `usage_raw.backplane.negotiation`."""
         return {
             "satisfied": self.satisfied,
             "findings": [msgspec.to_builtins(finding) for finding in self.findings],

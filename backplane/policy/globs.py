@@ -28,7 +28,7 @@ SCAN_BYTES_MAX: Final = 4096
 as a path has at most `PATH_BYTES_MAX` bytes."""
 
 _SCAN_STEP_BYTES: Final = 8
-"""What one step to the next place costs, measured in bytes compared."""
+"""Cost of one step to the next place, measured in bytes compared."""
 
 PATH_BYTES_MAX: Final = 4096
 """Longest path that is decided: Linux's PATH_MAX."""
@@ -188,7 +188,7 @@ def _spelled_out(pattern: str) -> list[str]:
         raise _invalid(pattern, f"is longer than {PATTERN_BYTES_MAX} bytes", "use a shorter pattern")
     place, variants, choices = 0, [""], list[str]()
     outer: list[tuple[list[str], list[str]]] = []
-    """For each open brace: the variants before it, and the choices that are read of the brace around it."""
+    """Of each open brace, the variants before it, and the choices read so far of the brace around it."""
     while place < len(pattern):
         word = _WORD.match(pattern, place)
         if word is None:

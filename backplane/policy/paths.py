@@ -1,4 +1,4 @@
-"""What a tool's call touches: paths and URLs, read from its input; and paths made comparable.
+"""Reads the paths and URLs that a tool's call touches from its input, and makes paths comparable.
 
 Text goes in, normalised places come out; whether they are allowed is `policy`'s affair. All
 of it is lexical: links are followed by whoever has the file system, before asking.
@@ -21,7 +21,7 @@ PLACES_MAX: Final = 4096
 """Most paths or targets of one tool call; a patch over more files is not decided but denied."""
 
 _DEPTH_MAX: Final = 16
-"""How deep a tool's input is searched. Real inputs nest paths two deep."""
+"""Levels of a tool's input that are searched. Real inputs nest paths two deep."""
 
 
 class ComparablePath(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ def locate(path: str, root: str | None = None, cwd: str | None = None) -> Compar
 
 
 def too_long(path: str) -> bool:
-    """Whether a path, of a file or of a URL, is over `PATH_BYTES_MAX`."""
+    """Return whether a path, of a file or of a URL, is over `PATH_BYTES_MAX`."""
     return len(path) * 4 > PATH_BYTES_MAX and len(path.encode("utf-8", "surrogatepass")) > PATH_BYTES_MAX
 
 
@@ -109,7 +109,7 @@ def comparable_glob(pattern: str, root: str, *, outside: bool = True) -> str | N
 
 
 class ToolShape(msgspec.Struct, frozen=True):
-    """What a tool does with the paths and URLs of its input."""
+    """Use that a tool makes of the paths and URLs of its input."""
 
     reads: bool = False
     writes: bool = False
@@ -286,7 +286,7 @@ def _git_names(path: str) -> Iterator[str]:
 
 
 def unescaped(name: str) -> str:
-    """What git has put in quotes: bytes in octal, and C's escapes."""
+    """Undo the quoting of git: bytes in octal, and C's escapes."""
 
     def plain(escape: re.Match[str]) -> str:
         code = escape[1]

@@ -1,4 +1,4 @@
-"""What an agent may do, decided in one place.
+"""Decides what an agent may do.
 
 A profile and an action go in; allow, deny or ask comes out, with the rule that decided.
 Nothing is enforced here and no file is looked at: callers follow links first, and say
@@ -70,7 +70,7 @@ Layer = Literal["os", "host", "vendor", "audit"]
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """What decided: a list of the profile and its pattern.
+    """The rule that decided: a list of the profile and its pattern.
 
     Two rules are always there: `workspace` (no writing outside) and `malformed` (what cannot be
     read cannot be judged). `pattern` is None for them, and where an allow list had no match.
@@ -93,7 +93,7 @@ class Ruling(msgspec.Struct, frozen=True):
 _PATTERN: Final = re.compile(r"[^(]*[*?\[\]{}\\]")
 """A glob for several tools; what has a glob in parentheses only is a rule on arguments, which no tool is called."""
 _MEANT: Final = dict.fromkeys(("shell", "sh", "terminal", "exec", "command", "run_command", "cmd"), "bash")
-"""What people call a tool whose name here is not alike."""
+"""Common names of a tool that are not alike its name here."""
 
 _NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -106,13 +106,13 @@ _COMMAND_NAMES: Final = ("bash", SECOND_SPELLINGS["bash"])
 
 
 class _KnownTool(msgspec.Struct, frozen=True):
-    """What can be said about a tool by its names alone."""
+    """Facts about a tool by its names alone."""
 
     names: tuple[str, ...]
     shape: ToolShape
     verdict: Ruling
     has_places: bool
-    """Whether the input has to be looked at too."""
+    """The input has to be looked at, too."""
 
 
 def tool_names(name: str, aliases: Mapping[str, str] = _NO_ALIASES) -> tuple[str, ...]:
@@ -231,7 +231,7 @@ class Policy:
         cwd: str | None = None,
         aliases: Mapping[str, str] = _NO_ALIASES,
     ) -> Ruling | None:
-        """What the policy would have said about an event seen after the fact; None where it has no objection.
+        """Return the ruling on an event seen after the fact; None if the policy does not object.
 
         An `ask` comes back too: whether somebody had said yes is known to the caller alone.
         """
@@ -427,7 +427,7 @@ _SHOWN_CHARS_MAX: Final = 120
 
 
 _UNTOLD: Final = re.compile(r"(?:^|(?<=//))[^/?#]*@|[?#].*", re.DOTALL)
-"""What of a target no reason says: a user with a password, a query, a fragment. They decide nothing."""
+"""Parts of a target that no reason shows, as they decide nothing: credentials, query, fragment."""
 
 
 def _shown(text: str) -> str:

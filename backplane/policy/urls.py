@@ -152,7 +152,7 @@ class Range(msgspec.Struct, frozen=True):
     last: int
 
     def holds(self, host: str) -> bool:
-        """Whether a target's host is one of these addresses; a name is none."""
+        """Return whether a target's host is one of these addresses; a name never is."""
         try:
             address = ip_address(host.removeprefix("[").removesuffix("]"))
         except ValueError:
@@ -175,7 +175,7 @@ class NetworkRule(msgspec.Struct, frozen=True):
         return self.pattern in ("*", "**")
 
     def matches(self, target: Target, *, unsaid: bool) -> bool:
-        """Whether the target falls under the rule; `unsaid` decides where the target leaves a part open."""
+        """Return whether the target falls under the rule; `unsaid` decides if the target leaves a part open."""
         if isinstance(self.hosts, str):
             here = target.host == self.hosts
         else:

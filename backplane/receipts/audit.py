@@ -1,4 +1,4 @@
-"""Whether a stored receipt is still what was sealed: body, trace, patch, columns and chain.
+"""Checks that a stored receipt is as it was sealed: body, trace, patch, columns and chain.
 
 Every check says what it found as a value; none of them repairs. What only an older copy of the
 whole store could hide is seen with a checkpoint alone.
@@ -28,7 +28,7 @@ _RECORD, _CONTENTS = "patch.json", "patch.blobs"
 """From which a patch is applied; a receipt that came from elsewhere has neither beside it."""
 
 _RECORD_BYTES_MAX: Final = 256 << 20
-"""As much as is read of it to apply the patch."""
+"""Size limit of the record; applying the patch reads no more."""
 
 
 class AuditFinding(msgspec.Struct, frozen=True, rename={"run_id": "name"}):
@@ -157,7 +157,7 @@ def record_hash(receipt: Receipt) -> str | None:
 
 
 def patch_claim(receipt: Receipt) -> dict[str, Json]:
-    """What a receipt says of its patch, unchecked; empty where it says nothing."""
+    """Return the receipt's member `patch`, unchecked; empty if there is none."""
     claim = receipt.backplane.get("patch")
     return claim if isinstance(claim, dict) else {}
 
@@ -186,7 +186,7 @@ def _size_and_hash(path: Path, bytes_max: int | None) -> tuple[int, str | None]:
 
 
 def patch_faults(receipt: Receipt, path: Path) -> Iterator[str]:
-    """What differs between the patch beside a receipt and what the receipt says of it."""
+    """Yield each difference between the patch beside a receipt and the receipt's words about it."""
     expected = patch_hash(receipt)
     if expected is None or (expected == _EMPTY_SHA256 and not os.path.lexists(path)):
         return

@@ -44,7 +44,7 @@ def build(
     added: dict[str, Json],
     inner_verified: bool | None = False,
 ) -> Receipt:
-    """Put together the unsealed receipt of a run.
+    """Build the unsealed receipt of a run.
 
     Args:
         finished_ns: since 1970; a clock that went back is not believed.
@@ -132,7 +132,7 @@ def _usage(facts: RunState) -> tuple[Usage, dict[str, str]]:
 
 
 def _claims(facts: RunState, meta: RunMetadata, outcome: Outcome, git_diff: str | None) -> dict[str, Json]:
-    """What the child's receipt says otherwise than was seen, and members the contract does not have."""
+    """Return the members of the child's receipt that differ from what was seen, or that the contract does not have."""
     claim = facts.claim
     if claim is None:
         return {}

@@ -81,7 +81,7 @@ def _building(folder: Path) -> Iterator[Path]:
 
 
 def _copy(source: Path, target: Path, bytes_max: int) -> None:
-    """Copy a file of a run's folder where there is one; a hole that somebody made of it would fill the disk."""
+    """Copy a file of a run's folder, if it exists and is not longer than it was: a sparse file would fill the disk."""
     if not os.path.lexists(source):
         return
     with open_plain(source) as file, target.open("xb") as copy:

@@ -61,7 +61,7 @@ _SUPPLIED: Final = frozenset({"hooks_pre_tool_use", "hooks_post_tool_use", "chec
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What the control plane saw, beside the events."""
+    """Facts that the control plane saw itself, beside the events."""
 
     run_id: str
     order_id: str
@@ -167,7 +167,7 @@ class Judge:
         """All ids so far are remembered."""
         self._writes: dict[str, _Write] = {}
         self._writing: dict[str, _Write] = {}
-        """By the id of the call, until its result comes."""
+        """Id of a call without a result → the file that it writes."""
         self._changes: dict[str, _Change] = {}
         self._touched: set[str] = set()
         """Files named by tools that may change them."""
@@ -697,7 +697,7 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def audit(receipt: Receipt) -> Audited:
-    """Read the verdicts out of a sealed receipt; they are not made anew, as most of what was seen is gone."""
+    """Read the verdicts out of a sealed receipt; they are not made again, as the files are gone."""
 
     def not_judged(why: str) -> Audited:
         return Audited(run_id=receipt.meta.run_id, verdict="not_judged", why=why)

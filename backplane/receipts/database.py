@@ -39,7 +39,7 @@ CACHE_KIB: Final = 512
 _CUT_OFF: Final = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_CANTLOCK)
 """A writer died, and who only reads cannot undo what it began."""
 FIRST_LINK: Final = "0" * 64
-"""What the first receipt of a store follows."""
+"""Previous link of the first receipt of a store."""
 
 
 class ReceiptRow(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class ChainCheckpoint(msgspec.Struct, frozen=True):
 
 
 def columns_of(receipt: Receipt, trace: Trace) -> dict[str, Any]:
-    """What a row says about its receipt, the chain aside."""
+    """Return the columns of a receipt's row, without those of the chain."""
     end = receipt.backplane.get("end")
     reason = end.get("reason") if isinstance(end, dict) else None
     return {
@@ -176,7 +176,7 @@ def connect(home: Path, folders: Callable[[], Iterable[Path]], *, readonly: bool
             connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
             _make_tables(connection, folders)
             return connection
-        if there and not path.is_file():  # Opening a FIFO would wait for somebody at its other end.
+        if there and not path.is_file():  # Opening a FIFO would wait for a writer.
             raise OSError(errno.ENOTSUP, "no regular file", str(path))
         if not readonly:
             home.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
@@ -213,7 +213,7 @@ def connect(home: Path, folders: Callable[[], Iterable[Path]], *, readonly: bool
 
 
 def _is_there(path: Path) -> bool:
-    """As `Path.exists`, but a loop of links is an error: nobody knows what is behind it. Raises OSError."""
+    """Return whether the path exists. Raises OSError, also for a loop of links, which `Path.exists` denies."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -280,7 +280,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 FOREIGN_HINT: Final = "use the backplane that made it, or set BACKPLANE_HOME to another folder"
-"""For a file whose tables are not ours."""
+"""Next step for a file with the tables of another program."""
 _ERRNO_OF: Final = {
     "SQLITE_FULL": ("ENOSPC", "free some space and run again"),
     "SQLITE_READONLY": ("EROFS", "point the state directory to a writable disk"),
@@ -293,7 +293,7 @@ _ERRNO_OF: Final = {
 
 
 def is_full(error: StoreError) -> bool:
-    """Whether it was the disk, or the user's part of it, that had no room left."""
+    """Return whether the disk or the user's quota is full."""
     cause = error.__cause__
     if isinstance(cause, OSError):
         return cause.errno in (errno.ENOSPC, errno.EDQUOT)

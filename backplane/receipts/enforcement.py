@@ -1,4 +1,4 @@
-"""What held the rules of a run, and what was done against them. Pure: reads a `RunState` and changes nothing."""
+"""Finds the layer that held each rule of a run, and the acts that broke one. Pure: reads a `RunState`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the events of a run say about it as a whole: usage, conversation, the pause that was asked for. Pure.
+"""Sums up the events of a run: usage, conversation, the pause that the model's service asked for. Pure.
 
 Light: lists and views read it, and need nothing of how a receipt is built.
 """
@@ -18,7 +18,7 @@ _COUNTERS: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache
 
 
 class Folded(msgspec.Struct, frozen=True):
-    """What the events so far say about the run as a whole."""
+    """Sums of the events so far."""
 
     usage: Usage = Usage()
     """The last count reported under way, member by member; a claim of the child."""

@@ -83,7 +83,7 @@ class JournalHead(msgspec.Struct, frozen=True):
     backend: HeadBackend | None = None
     order: HeadOrder = HeadOrder()
     check: dict[str, Any] | None = None
-    """Where it checks the result of another run, `of`."""
+    """`of` is the run whose result it checks; None for a run of its own."""
 
 
 _decode_head: Final = msgspec.json.Decoder(JournalHead).decode
@@ -132,7 +132,7 @@ def held_fact(held: Json) -> Facts:
 
 
 def host_fact(pid: int, start: int) -> Facts:
-    """The fact of which process the host is, or what stands around it: for who looks at a live run.
+    """Return the fact that names the host's process, or its sandbox; viewers of a live run read it.
 
     Args:
         start: when it began, in clock ticks since the machine did: tells it from a stranger with its number.
@@ -146,7 +146,7 @@ def failed_fact(code: str) -> Facts:
 
 
 class Journal:
-    """One run's open journal; made by `create`, let go by `close`.
+    """One run's open journal; `create` opens it, `close` closes it.
 
     Every failure of the disk is a `StoreError` with `receipt_store_failed` and the errno's name.
     """
@@ -248,7 +248,7 @@ class Journal:
             raise
 
     def close(self) -> None:
-        """Let go of the files and the lock; a second time does nothing."""
+        """Close the files and release the lock; a second call does nothing."""
         _close_all(self._head, self._trace)
         self._head = self._trace = -1
 
@@ -298,7 +298,7 @@ def opening_of(folder: Path) -> JournalHead:
 
 
 def backend_name(folder: Path) -> str | None:
-    """What a run's backend was called here, before it said its own name; None where the head does not say."""
+    """Return the configured name of a run's backend; None if the head has none."""
     backend = opening_of(folder).backend
     return None if backend is None else backend.id
 
@@ -346,7 +346,7 @@ def flush_paths(paths: Iterator[Path]) -> None:
 
 
 def _is_plain(path: Path) -> bool:
-    # What else lies there, a pipe or a link, is none of ours.
+    # We make no pipes or links there.
     return not path.is_symlink() and (path.is_file() or path.is_dir())
 
 
@@ -397,7 +397,7 @@ def disk_error(what: str, error: OSError, *, chosen: bool = False) -> StoreError
 
 
 _OF_ANY_DISK: Final = frozenset({"ENOSPC", "EDQUOT", "EFBIG", "EIO"})
-"""What helps is the same wherever it happens."""
+"""Errors whose next step does not depend on the place."""
 
 
 _HINTS: Final = {

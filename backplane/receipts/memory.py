@@ -27,7 +27,7 @@ END_BYTES_MAX: Final = 64 * 1024
 """Bytes of a trace's end in which the last error and open questions are looked for."""
 
 SEARCH_BYTES: Final = 1 << 20
-"""Of a trace, searched at once."""
+"""Bytes of a trace that are searched at once."""
 
 WORD_BYTES_MAX: Final = 4096
 """Longest word that is looked for."""
@@ -47,7 +47,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     root: str | None
     mode: str | None
     model: str | None
-    """As the order names it."""
+    """Name of the model in the order."""
     backend: str
     """The name that it has here, else its own."""
     outcome: str | None = None
@@ -65,7 +65,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int | None = None
     output_tokens: int | None = None
     task_type: str | None = None
-    """As the router was told; None for a run whose backend was named."""
+    """Type of the task for the router; None if the order named a backend."""
     session: str | None = None
     """The session that it is a turn of; else the agent's own conversation, where it kept one."""
     model_told: str | None = None
@@ -75,13 +75,13 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     queued: str | None = None
     """The order of a queue that it was copied from; None for a run of this machine."""
     is_retold: bool = False
-    """Whether it tells a stored run again, as a replay or as the answer to the same pure order: that costs nothing."""
+    """It repeats a stored run, as a replay or as the answer to the same pure order, and costs nothing."""
     retry_after_ms: int | None = None
     """The pause that its model's service asked for before another request."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended and is not complete."""
+        """Return whether it has ended and is not complete."""
         return self.outcome not in (None, "complete")
 
 
@@ -112,7 +112,7 @@ def remembered(store: Store) -> Iterator[Remembered]:
     Raises:
         StoreError: `receipt_store_failed`.
     """
-    # First, and told once: a run that ends meanwhile is in both places, and in the other order might be in neither.
+    # First: a run that ends meanwhile is in both places, and in the other order might be in neither.
     begun = unsettled(store)
     yield from begun
     told = {run.run_id for run in begun}
@@ -130,14 +130,14 @@ def unsettled(store: Store) -> list[Remembered]:
 
 
 def state_of(store: Store, run_id: str) -> State:
-    """How a run stands now."""
+    """Return the state of a run now."""
     if is_live(store.home, run_id):
         return "live"
     return "ended" if store.has(run_id) else "cut_off"
 
 
 def of_folder(folder: Path) -> Remembered | None:
-    """What is known of a run that has no receipt yet; None where its folder is none of a run's or is gone."""
+    """Return a run without a receipt; None if the folder is no run's, or is gone."""
     if not is_run_id(folder.name) or folder.is_symlink() or not folder.is_dir():
         return None
     opening, abandoned = opening_of(folder), is_abandoned(folder)
@@ -153,7 +153,7 @@ def of_folder(folder: Path) -> Remembered | None:
 
 
 def of_row(store: Store, row: ReceiptRow) -> Remembered:
-    """What is known of a run that has a receipt."""
+    """Return a run with a receipt."""
     opening, body = JournalHead(), _Body()
     if is_run_id(row.run_id):
         opening = opening_of(store.folder(row.run_id))
@@ -219,7 +219,7 @@ def _model_told(usage_raw: Json, added: dict[str, Any]) -> str | None:
 
 
 def _cause(store: Store, row: ReceiptRow, added: dict[str, Any]) -> _Error:
-    """Why a run did not complete: the control plane's word, else the last error that the agent told."""
+    """Return why a run did not complete: the control plane's error, else the last one that the agent reported."""
     if row.outcome == "complete":
         return _Error()
     try:
@@ -310,7 +310,7 @@ def _member(value: Json, name: str) -> dict[str, Any]:
 
 
 def find(store: Store, name: str) -> Remembered:
-    """The run of this name: its id, the beginning of it when only one run begins so, `last` or `last~2`.
+    """Find a run by its id, by the beginning of it if only one run begins so, or by `last` or `last~2`.
 
     An order's id, or its beginning, names the newest run of it where no run's id begins so.
     `last` is the newest run, a live one before any that has ended; `last~1` the one before it. Checks of a comparison
@@ -354,7 +354,7 @@ def _of_order(store: Store, name: str) -> Remembered | None:
 
 
 def mentions(store: Store, run: Remembered, words: list[str]) -> bool:
-    """Whether all these words stand in a run's task, its tags or anywhere in its events, in any case of ASCII letters.
+    """Return whether a run's task, tags or events contain all these words, in any case of ASCII letters.
 
     Raises:
         StoreError: `receipt_store_failed`, its trace cannot be read.

@@ -1,4 +1,4 @@
-"""How a run ended: its end, its outcome, and why it did not complete. Pure."""
+"""The end of a run: its reason, its outcome, and the error if it did not complete. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RANK: Final[dict[str, int]] = {"failed": 0, "partial": 1, "complete": 2}
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended."""
+    """The end of a run, as the receipt has it."""
 
     reason: str
     """complete, partial, failed, cancelled, interrupted, refused, deadline, idle, budget, max_turns,
@@ -91,7 +91,7 @@ def outcome_of(end: End, *, claimed: Outcome | None, accepted: int) -> Outcome:
 
 
 def ends_in_final(end: End | None, error: BackplaneError | None) -> bool:
-    """Whether the last message of an ended run is `final`: the host's was taken, or a person or a limit ended it."""
+    """Return whether a run's last message is `final`: its host sent one, or a person or a limit ended the run."""
     assert end is not None, "the run has not ended"
     if end.reason in STOPPED or error is None:
         return end.reason not in _WITHOUT_FINAL

@@ -1,4 +1,4 @@
-"""From events to a sealed receipt: what events add up to, canonical bytes in pieces, the hash.
+"""Canonical bytes of a receipt in pieces, and its hash.
 
 A receipt of any length is hashed and written without its trace ever being in memory. Pure but
 for reading a trace that lies on disk; these functions block, a long one belongs into a thread.
@@ -62,7 +62,7 @@ def seal(receipt: Receipt) -> Receipt:
 
 
 def is_intact(receipt: Receipt) -> bool:
-    """Whether the receipt carries a hash and it is the right one."""
+    """Return whether the receipt has a hash, and the right one."""
     return receipt.receipt_sha256 is not None and receipt.receipt_sha256 == digest(receipt)
 
 

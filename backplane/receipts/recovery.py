@@ -1,4 +1,4 @@
-"""Runs whose control plane died: finding their journals, and the receipt that can still be told.
+"""Finds the journals of runs whose control plane died, and makes their receipts.
 
 A folder is an orphan when nobody holds its lock and the store has no row of it. What was
 journalled is kept; what was never known is said to be unknown.
@@ -67,7 +67,7 @@ class Orphan(msgspec.Struct, frozen=True):
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """What a look for orphans gave."""
+    """Result of a recovery pass."""
 
     rows: tuple[ReceiptRow, ...]
     """Receipts stored now."""
@@ -76,7 +76,7 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 def is_run_id(text: str) -> bool:
-    """Whether this is a run id in its print form, and so a name that leads nowhere else."""
+    """Return whether this is a run id in its print form, which is a safe file name."""
     return _RUN_FOLDER.fullmatch(text) is not None
 
 
@@ -120,7 +120,7 @@ def claimed(folder: Path) -> Iterator[int | None]:
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Whether nobody is at work in a run's folder, as far as we may look into it. Changes nothing."""
+    """Return whether no process holds the lock of a run's folder; False if we may not look. Changes nothing."""
     if folder.is_symlink():
         return False
     try:
@@ -142,7 +142,7 @@ def _open_plain(path: Path) -> int:
 
 
 def is_live(home: Path, run_id: str) -> bool:
-    """Return whether somebody is at work on this run now; what a run that is not live left elsewhere can go.
+    """Return whether a process is at work on this run now; temporary files of any other run can be removed.
 
     What has no run's name, a link in a run's place, and a lock that we may not look at count as live.
     """
@@ -267,7 +267,7 @@ def describe(orphan: Orphan) -> str:
 
 
 def is_copy(orphan: Orphan) -> bool:
-    """Whether the folder is a copy that was being made; its original is elsewhere."""
+    """Return whether the folder is the unfinished copy of a run of elsewhere."""
     return bool(orphan.facts) and orphan.facts[0].get("fact") == COPIED
 
 
@@ -287,14 +287,14 @@ def note_late(home: Path, run_id: str, fact: Facts) -> None:
 
 
 def came_without_patch(folder: Path) -> bool:
-    """Whether this is a copy of a receipt whose patch stayed where it was."""
+    """Return whether this is an imported receipt without its patch."""
     here = os.path.isfile(folder / HEAD) and not os.path.lexists(folder / PATCH)
     first = next(iter(read_orphan(folder).facts), {}) if here else {}
     return first.get("fact") == COPIED and first.get("patch") is False
 
 
 def read_orphan(folder: Path) -> Orphan:
-    """What is known of a run that was cut off; nothing where its head holds what we never write."""
+    """Read the facts of a run that was cut off; none if the head has anything that we never write."""
     with suppress(ValueError, RecursionError):
         facts = tuple(read_facts(folder))
         canonical.encode(facts)

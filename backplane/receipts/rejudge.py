@@ -52,7 +52,7 @@ class Rejudge:
         self._before: dict[bytes, Policy] = {}
 
     def run(self, row: ReceiptRow) -> Rejudged:
-        """Judge one run anew; what cannot be read of it is told in `unjudged`."""
+        """Judge one run again; `unjudged` says which part of it cannot be read."""
         if row.reason == "refused" and not row.trace_count:
             return Rejudged(run_id=row.run_id, decisions=0)  # Nothing was started, so nothing was decided.
         try:
@@ -94,7 +94,7 @@ class Rejudge:
         return self._before[key]
 
     def _root(self, run_id: str, order: HeadOrder) -> str:
-        """Where the agent worked: the copy's folder, which is gone by now, or the original's."""
+        """Return the folder in which the agent worked: the copy's, which is gone by now, or the original's."""
         if order.workspace.mode == "staged":
             stages = self._store.home / "stage"
             stages = Path(os.path.realpath(stages)) if stages.is_symlink() else stages

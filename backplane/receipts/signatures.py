@@ -61,7 +61,7 @@ class Envelope(msgspec.Struct, frozen=True):
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """What a statement is about."""
+    """Subject of a statement."""
 
     digest: dict[str, str]
     """Name of the hash → its value in hex."""

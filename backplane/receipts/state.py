@@ -1,4 +1,4 @@
-"""What is known of a live run: messages and events go in, `build` makes the receipt of it. Pure.
+"""The state of a live run: messages and events go in, `build` makes the receipt of it. Pure.
 
 The host's word counts for its outcome and its usage; everything else that it says is kept apart as a claim.
 """
@@ -52,7 +52,7 @@ PATHS_CHARS_MAX: Final = 8 << 20
 """Characters of all paths that events name, some 100,000 usual ones; further ones are not remembered."""
 
 OWN_LINES_MAX: Final = 100_000
-"""Events of our own told apart in a trace; the claims of a run with so many asks are not compared with its trace."""
+"""Own events whose places are kept; a run with more is not compared with the trace that its host claims."""
 
 LOSSES_MAX: Final = 1000
 """Losses of translation listed in a receipt; all are counted."""
@@ -96,7 +96,7 @@ class Objection(msgspec.Struct, frozen=True):
 
 
 class RunState(msgspec.Struct, kw_only=True, eq=False):
-    """What is known of one run so far; filled while it runs, read once at its end."""
+    """State of one run; filled while it runs, read once at its end."""
 
     run_id: str
     order: WorkOrder
@@ -108,7 +108,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     manifest: Manifest = Manifest()
     policy: Policy | None = None
     root: str = ""
-    """Where the agent works: the order's root, the staged tree once it stands."""
+    """Folder in which the agent works: the order's root, or the staged tree once it exists."""
     accepted: int = 0
     """Events accepted from the child."""
     counts: Counter[str] = field(default_factory=Counter)
@@ -125,20 +125,20 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     claim: Receipt | None = None
     claim_raw: Mapping[str, Any] = _NONE
     usage_seen: Usage | None = None
-    """What the model's service counted, where each of its answers came past us."""
+    """Sums of the model's service; None unless the proxy has seen each of its answers."""
     inner: Mapping[str, Json] = _NONE
     settings: dict[str, Json] = {}
     """The order's own under `config.vendor.abp`."""
     added: dict[str, Json] = {}
     """Members for `usage_raw.backplane`."""
     isolation: str = "off"
-    """What was asked for, the configuration's and the order's together."""
+    """Isolation that the configuration and the order ask for."""
     contained: Mapping[str, Json] = _NONE
-    """What held the host, as the cage's label has it; empty where nothing was put around it."""
+    """Label of the host's sandbox; empty without one."""
     plane: bool = False
     """The host is a control plane: what it tells of asks and checkpoints may be its own."""
     replayed: bool = False
-    """What the events tell was done in another run."""
+    """The events are those of another run."""
     held_by_system: Mapping[Rule, str] = _NONE
     """Rules held by the operating system, each with what it leaves open."""
     reported: tuple[int, str] = (0, "")
@@ -168,7 +168,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     limit: tuple[str, str] | None = None
     """The limit of the order that was reached, as a reason for the end and in words."""
     objections: tuple[Objection, ...] = ()
-    """What the policy objects to."""
+    """Acts to which the policy objects."""
     forbidden: tuple[dict[str, str], ...] = ()
     """Changes that were found and that no rule allows, as the receipt lists them."""
 
@@ -298,7 +298,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
                 self._losses_bytes += size
 
     def found(self, paths: Collection[str]) -> None:
-        """Judge the files that did change, whoever says so.
+        """Judge the files that have changed, by our own difference.
 
         Args:
             paths: in the workspace, relative to it.

@@ -53,7 +53,7 @@ UNLINKED_MAX: Final = 16
 
 
 class Store:
-    """An open store; made by `open`, let go by `close` or the end of a `with`."""
+    """An open store; `open` opens it, `close` or the end of a `with` closes it."""
 
     def __init__(self, home: Path, connection: sqlite3.Connection, *, is_absent: bool = False) -> None:
         self.home, self._runs = home, home / "runs"
@@ -194,7 +194,7 @@ class Store:
             return newest
         found = {row.run_id: row for row in self.beginning(run)}
         if not found:
-            # An order of a queue has no run here until somebody follows it, and its id looks the same.
+            # An order of a queue has no run here until it is followed, and its id looks the same.
             hint = "backplane runs; an order that waits in a queue: backplane queue list"
             raise ConfigError("config_invalid", f"no receipt of a run {run!r} is stored", hint=hint)
         return found[only(run, [*found])]
@@ -260,7 +260,7 @@ class Store:
         return Trace(self.folder(row.run_id) / TRACE, row.trace_count, row.trace_bytes)
 
     def folder(self, run_id: str) -> Path:
-        """Where a run's journal and patch lie; need not be there.
+        """Return the folder of a run's journal and patch; it need not exist.
 
         Raises:
             StoreError: `receipt_store_failed` for what is no run id: a changed row must not lead elsewhere.
@@ -270,7 +270,7 @@ class Store:
         return self._runs / run_id
 
     def patch(self, row: ReceiptRow) -> Path | None:
-        """The file with the run's patch, when there is one.
+        """Return the file with the run's patch; None if there is none.
 
         Raises:
             StoreError: `receipt_store_failed` when the run's content was pruned: nobody knows what it changed.

@@ -12,7 +12,7 @@ from backplane.receipts.journal import HEAD, TRACE, disk_error
 from backplane.receipts.trace import open_plain
 
 LOOK_S: Final = 0.1
-"""Between two looks of who follows a run: an idle one costs some microseconds."""
+"""Seconds between two looks at a run that is followed; a look at an idle one takes some microseconds."""
 
 READ_BYTES_MAX: Final = 4 << 20
 """Read of one file at one look; more of it comes with the next."""
@@ -24,7 +24,7 @@ _decode_event: Final = msgspec.json.Decoder(AgentEvent).decode
 
 
 class Tail:
-    """One run's journal, followed from its beginning; let go by `close` or the end of a `with`.
+    """One run's journal, followed from its beginning; `close` closes it.
 
     Args:
         folder: the run's, with its head; a run is over when its facts have `sealed` or nobody holds its lock.
@@ -59,7 +59,7 @@ class Tail:
         for line in self._trace.take():
             try:
                 found.append(_decode_event(line))
-            except msgspec.MsgspecError:  # Somebody has changed it; `verify` is the answer to that.
+            except msgspec.MsgspecError:  # It was changed from outside; `verify` finds that.
                 continue
         return found
 
