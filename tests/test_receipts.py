@@ -21,7 +21,7 @@ from backplane.receipts.folded import Folded, fold
 from backplane.receipts.journal import read_facts
 from backplane.receipts.manifests import keep_manifest, kept_manifest
 from backplane.receipts.pieces import canonical_chunks, digest, is_intact, seal
-from backplane.receipts.trace import BATCH_EVENTS, CHUNK_BYTES, Trace, trace_chunks
+from backplane.receipts.trace import CHUNK_BYTES, Trace, as_trace
 from tests import receipt_cases
 from tests.receipt_writer import ORDER, TS, delta, line, open_journal, receipt_of
 
@@ -98,16 +98,16 @@ def test_a_trace_gives_back_every_event(written: list[AgentEvent]) -> None:
     expected = [canonical.encode(event) for event in written]
     assert [canonical.encode(event) for event in trace] == expected == list(trace.lines())
     assert len(trace) == len(written)
-    assert b"".join(trace.chunks()) == b",".join(expected) == b"".join(trace_chunks(written))
+    assert b"".join(trace.chunks()) == b",".join(expected) == b"".join(as_trace(written).chunks())
 
 
 def test_any_place_of_a_long_trace_can_be_read(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
-    count = 2 * BATCH_EVENTS + 10
+    count = 2_000
     for number in range(count):
         journal.append(line(delta(str(number))))
     trace = journal.trace
-    for place in (0, 1, BATCH_EVENTS - 1, BATCH_EVENTS, BATCH_EVENTS + 1, 2 * BATCH_EVENTS, count - 1, -1):
+    for place in (0, 1, 999, count - 1, -1):
         assert trace[place] == delta(str(range(count)[place]))
     assert trace[-3:] == [delta(str(number)) for number in range(count - 3, count)]
     assert trace[10:4:-3] == [delta("10"), delta("7")]

@@ -26,7 +26,7 @@ from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import FILE_MODE, HEAD, PATCH, RECEIPT, TRACE, disk_error
 from backplane.receipts.pieces import canonical_chunks, is_intact
 from backplane.receipts.store import Store
-from backplane.receipts.trace import Trace, line_batches, open_plain
+from backplane.receipts.trace import Trace, as_trace, open_plain
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -148,7 +148,7 @@ def verified_bundle(path: Path) -> tuple[Receipt, Path]:
         return parse_receipt(read_bounded(path), "the file"), path.with_suffix(signatures.SUFFIX)
     receipt, _ = read_bundle(path)
     trace = path / JOURNAL / TRACE
-    if os.path.lexists(trace) and _read_inside(trace) != b"".join(line_batches(receipt.trace)):
+    if os.path.lexists(trace) and _read_inside(trace) != b"".join(as_trace(receipt.trace).blocks()):
         raise StoreError("receipt_hash_mismatch", f"{trace} has other events than the receipt")
     return receipt, path / SIGNATURE
 

@@ -171,13 +171,10 @@ def connect(home: Path, folders: Callable[[], Iterable[Path]], *, readonly: bool
         if home.exists() and not home.is_dir():
             hint = "set BACKPLANE_HOME to a folder that this user can write"
             raise StoreError("receipt_store_failed", f"the state directory {home} is no folder", hint=hint)
-        there = _is_there(path)
-        if readonly and not there:
+        if readonly and not path.exists():
             connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
             _make_tables(connection, folders)
             return connection
-        if there and not path.is_file():  # Opening a FIFO would wait for a writer.
-            raise OSError(errno.ENOTSUP, "no regular file", str(path))
         if not readonly:
             home.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
             _make_writable(path)
@@ -210,15 +207,6 @@ def connect(home: Path, folders: Callable[[], Iterable[Path]], *, readonly: bool
     connection.close()
     connect(home, folders, readonly=False).close()
     return connect(home, folders, readonly=True)
-
-
-def _is_there(path: Path) -> bool:
-    """Return whether the path exists. Raises OSError, also for a loop of links, which `Path.exists` denies."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
 
 
 def _make_writable(path: Path) -> None:

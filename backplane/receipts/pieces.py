@@ -17,7 +17,7 @@ from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import NAMES_MAX, Receipt
 from backplane.contract.unknown import is_lenient, unheard_pointers
-from backplane.receipts.trace import Trace, trace_chunks
+from backplane.receipts.trace import Trace, as_trace
 
 NAME_CHARS_MAX: Final = 200
 """Longest pointer of an unknown member that is listed."""
@@ -37,7 +37,7 @@ def canonical_chunks(receipt: Receipt) -> Iterator[bytes]:
     """The whole receipt in canonical bytes, trace included, in pieces."""
     prefix, suffix = canonical_parts(receipt)
     yield prefix
-    yield from trace_chunks(receipt.trace)
+    yield from as_trace(receipt.trace).chunks()
     yield suffix
 
 
@@ -45,7 +45,7 @@ def digest(receipt: Receipt) -> str:
     """The receipt's hash as `contract.receipt.receipt_hash` defines it, with bounded memory."""
     prefix, suffix = canonical_parts(msgspec.structs.replace(receipt, receipt_sha256=None))
     whole = hashlib.sha256(prefix)
-    for chunk in trace_chunks(receipt.trace):
+    for chunk in as_trace(receipt.trace).chunks():
         whole.update(chunk)
     whole.update(suffix)
     return whole.hexdigest()

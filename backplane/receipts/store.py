@@ -37,7 +37,7 @@ from backplane.receipts.journal import (
 )
 from backplane.receipts.pieces import with_trace, without_trace
 from backplane.receipts.recovery import Orphan, Recovery
-from backplane.receipts.trace import Trace, line_batches
+from backplane.receipts.trace import Trace, as_trace
 
 PREFIX_CHARS_MIN: Final = 4
 """Shortest beginning of a run id that is looked up; shorter ones are typing mistakes."""
@@ -150,8 +150,8 @@ class Store:
             raise StoreError("receipt_store_failed", fact, hint="this run id was used before; take a new one")
         journal = Journal.create(self.home, run_id, {**head, "fact": COPIED, "patch": has_patch})
         try:
-            for batch in line_batches(receipt.trace):
-                journal.append(batch)
+            if receipt.trace:
+                journal.append(b"".join(as_trace(receipt.trace).blocks()), len(receipt.trace))
         except BaseException:
             journal.discard()
             raise

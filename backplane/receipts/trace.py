@@ -7,7 +7,6 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BufferedReader, BytesIO
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
@@ -22,8 +21,6 @@ CHUNK_BYTES: Final = 1 << 17
 256 KiB on it maps fresh pages each time, measured at twice the cost."""
 LISTED_BYTES_MAX: Final = 4 * 1024 * 1024
 """Longest trace that a program gets as a list, some 20,000 events and 0.1 s; a longer one stays on disk."""
-BATCH_EVENTS: Final = 1_024
-"""Encoded at once, where the events are not in a file."""
 
 _decode_event: Final = cast("Callable[[bytes], AgentEvent]", msgspec.json.Decoder(AgentEvent).decode)
 
@@ -52,8 +49,8 @@ class Trace(Sequence[AgentEvent]):
         data = canonical.encode_lines(kept)
         return cls(data, len(kept), len(data))
 
-    def chunks(self) -> Iterator[bytes]:
-        """The bytes between the brackets of `"trace":[…]`, in pieces of at most 128 KiB."""
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the lines in pieces of at most 128 KiB, which may begin and end within a line."""
         left = self.size_bytes
         with self._open() as file:
             while left > 0:
@@ -61,8 +58,15 @@ class Trace(Sequence[AgentEvent]):
                 if not block:
                     raise self._short()
                 left -= len(block)
-                # A newline cannot stand inside a canonical event, so each one is a boundary.
-                yield (block if left else block[:-1]).replace(b"\n", b",")
+                yield block
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the bytes between the brackets of `"trace":[…]`, in pieces of at most 128 KiB."""
+        left = self.size_bytes
+        for block in self.blocks():
+            left -= len(block)
+            # A newline cannot stand inside a canonical event, so each one is a boundary.
+            yield (block if left else block[:-1]).replace(b"\n", b",")
 
     def lines(self) -> Iterator[bytes]:
         """The canonical bytes of each event."""
@@ -144,20 +148,6 @@ def open_plain(path: Path) -> BufferedReader:
     return open(fd, "rb")
 
 
-def trace_chunks(trace: Sequence[AgentEvent]) -> Iterator[bytes]:
-    """The bytes between the brackets of `"trace":[…]` for any sequence of events, in bounded pieces."""
-    if isinstance(trace, Trace):
-        yield from trace.chunks()
-        return
-    events = iter(trace)
-    separator = b""
-    while batch := list(islice(events, BATCH_EVENTS)):
-        yield separator + b",".join(map(canonical.encode, batch))
-        separator = b","
-
-
-def line_batches(trace: Sequence[AgentEvent]) -> Iterator[bytes]:
-    """Batches as `Journal.append` takes them, for any sequence of events."""
-    events = iter(trace)
-    while batch := list(islice(events, BATCH_EVENTS)):
-        yield canonical.encode_lines(batch)
+def as_trace(events: Sequence[AgentEvent]) -> Trace:
+    """Return a trace as it is, and any other sequence of events as a trace in memory."""
+    return events if isinstance(events, Trace) else Trace.of(events)
