@@ -11,7 +11,7 @@ import pytest
 from backplane.cli import main
 from backplane.contract.conversation import AgentMessage, Image, SessionTurn, UserMessage
 from backplane.contract.pictures import IMAGE_BYTES_MAX, checked, image_from, media_type_of
-from backplane.contract.work import PolicyProfile, WorkOrder
+from backplane.contract.work import WorkOrder
 from backplane.errors import ConfigError
 from backplane.providers import store
 from backplane.providers.turns import Abilities, Wanted, compose
@@ -65,9 +65,7 @@ def handed(
         for one in said
     ]
     file, message = store.new_file("q", turns=tuple(turns)), UserMessage(content="and now?", images=images)
-    return compose(
-        Wanted(file=file, message=message, can=Abilities(frozenset(heeds)), root="/", policy=PolicyProfile())
-    )
+    return compose(Wanted(file=file, message=message, can=Abilities(frozenset(heeds))))
 
 
 def test_pictures_of_earlier_turns_go_to_an_agent_that_is_told_a_record() -> None:

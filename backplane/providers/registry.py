@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from backplane.config import Settings
 from backplane.contract.capability import Requirements, read_manifest
 from backplane.contract.conversation import Message, SessionFile, SessionTurn
-from backplane.errors import BackplaneError, ConfigError
+from backplane.errors import BackendError, BackplaneError, ConfigError
 from backplane.policy.capabilities import negotiate
 from backplane.providers import store, stores
 from backplane.providers.session import Session
-from backplane.providers.turns import INTERRUPT, KEPT, Abilities, SessionConfig, abilities, require_tools, tightened
+from backplane.providers.turns import INTERRUPT, KEPT, Abilities, SessionConfig, abilities, tightened
 from backplane.routing.task import TaskDescriptor
 from backplane.runtime import readiness
 from backplane.runtime.backends import Backend, ProcessBackend
@@ -174,8 +174,9 @@ class Provider:
             fact = f"SessionConfig.root: no folder {config.root!r}"
             raise ConfigError("config_invalid", fact, hint="give an existing folder, or None for the current one")
         await self.prepare()
-        if config.tools:
-            require_tools(self.can, self.name)
+        if config.tools and "mcp_servers" not in self.can.heeds:
+            fact = f"{self.name!r} takes no tools of the program"
+            raise BackendError("capability_unsupported", fact, hint="leave `tools` empty, or choose another provider")
         if config.session_id is not None:
             return await self.resume(config.session_id, config)
         return await self._started(store.new_file(self.name), config)

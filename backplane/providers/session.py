@@ -6,11 +6,10 @@ host owns retries, because only it knows what a request had already done.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Unpack, overload
@@ -36,21 +35,14 @@ from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered, As
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile
 from backplane.errors import BackplaneError, ConfigError, StoreError, require_type
+from backplane.protocol.messages import Events
 from backplane.providers import reading
 from backplane.providers.failures import ProviderError
 from backplane.providers.reading import CUT_OFF
 from backplane.providers.tools import Tool, Toolset
-from backplane.providers.turns import (
-    Native,
-    SessionConfig,
-    Wanted,
-    compose,
-    shaped,
-    tightened,
-)
-from backplane.runtime.functions import served
-from backplane.runtime.options import RunOptions, WaitOptions, check_callbacks, check_names, hand_event
-from backplane.runtime.orders import answer_of, make_order, read_policy
+from backplane.providers.turns import Native, SessionConfig, Wanted, compose, shaped, tightened
+from backplane.runtime.options import RunOptions, WaitOptions, check_names, hand_event
+from backplane.runtime.orders import answer_of, read_policy
 from backplane.runtime.run import Run, ValueT
 
 if TYPE_CHECKING:
@@ -111,10 +103,6 @@ class TurnOptions(RunOptions, WaitOptions, total=False):
     """
 
 
-_OF_SESSION: Final = ("model", "root", "policy", "output", "tools", "hooks", "on_ask", "on_event")
-"""Options of a turn that the session itself reads; its run gets the others."""
-
-
 @dataclass
 class _Asked:
     """An approval that waits for `Session.answer`."""
@@ -152,14 +140,13 @@ class _Turn:
     """Calls that the caller runs, without their results: id → name."""
     waiting: dict[str, _Asked] = field(default_factory=dict)
     """Approvals without an answer, by id."""
+    run: Run = field(init=False)
+    batches: AsyncIterator[Events] = field(init=False)
+    block: AbstractAsyncContextManager[Run] = field(init=False)
+    """Ends the run."""
     is_interrupted: bool = False
     outcome: TurnOutcome | None = None
     """The end of the turn; None while it is under way."""
-
-    async def begin(self, block: AbstractAsyncContextManager[Run]) -> None:
-        """Start the run of the turn."""
-        self.block, self.run = block, await block.__aenter__()
-        self.batches = aiter(self.run.batches())
 
     def asked(self, approval: Approval) -> _Asked:
         """Return the waiting approval; the event of it and the question itself come in any order."""
@@ -305,7 +292,9 @@ class Session:
 
     # A turn from outside ----------------------------------------------------------------------------------------------
 
-    def send_message(self, message: Said, **given: Unpack[TurnOptions]) -> AsyncIterator[AgentEvent | TurnOutcome]:
+    async def send_message(
+        self, message: Said, **given: Unpack[TurnOptions]
+    ) -> AsyncGenerator[AgentEvent | TurnOutcome, None]:
         """Send a message, or results of calls that the program ran, and iterate over the events of the run.
 
         The last value is a `TurnOutcome`. With the session's `on_ask` set to `stream`, each `Approval` in the stream
@@ -317,16 +306,11 @@ class Session:
 
         Raises:
             TypeError: an argument is none of these.
-            ConfigError: `config_invalid`, from the first event on: the session is closed, another task is inside a
-                call of it, a result belongs to no call, or the policy allows more than the session's.
-            BackendError: `capability_unsupported`, the provider cannot take the session's tools.
+            ConfigError: `config_invalid`: the session is closed, another task is inside a call of it, a result belongs
+                to no call, an argument has a wrong type, or the policy allows more than the session's.
         """
         check_names(given, "on_event")
         require_type(given.get("on_event"), Callable | None, "`on_event`", "a function from an event")
-        check_callbacks(given.get("on_ask"), given.get("hooks", ()))
-        return self._stream(message, given)
-
-    async def _stream(self, message: Said, given: TurnOptions) -> AsyncGenerator[AgentEvent | TurnOutcome, None]:
         said = shaped(message, _SAID, "the message", "a text, a UserMessage, or ToolResultMessage values")
         with self._alone():
             if isinstance(said, str | UserMessage):
@@ -445,8 +429,7 @@ class Session:
                 self._lose(f"dropped: model {self.model}")
             self._provider, self._native = provider, None
             self.file = replace(self.file, provider=provider.name, model=model)
-            following = UserMessage(content="…")
-            self._lose(*compose(Wanted(file=self.file, message=following, can=provider.can))[1])
+            self._lose(*compose(self._wanted(UserMessage(content="…"), self._tools))[1])
             await self.save()
             return tuple(loss for loss in self.losses if loss not in before)
 
@@ -523,7 +506,7 @@ class Session:
         self.file = replace(before, turns=(*before.turns, begun))
         try:
             await self.save()  # First: after a crash, the store can be asked how the run ended.
-            await turn.begin(self._running(turn))
+            await self._start(turn)
         except BaseException:
             self.file = before
             with anyio.CancelScope(shield=True):
@@ -532,25 +515,25 @@ class Session:
         self._initial, self._turn = None, turn
         return turn
 
-    @asynccontextmanager
-    async def _running(self, turn: _Turn) -> AsyncIterator[Run]:
-        """Run the order of a turn during the block."""
-        given, backend, tools = turn.given, self._provider.backend, turn.tools
-        policy, root = given.get("policy"), given.get("root") or self.file.root or await self._own_folder()
-        whole = self._policy if policy is None else tightened(self._policy, read_policy(policy))
-        on_ask = given.get("on_ask") or self._config.on_ask
-        own: Any = {name: value for name, value in given.items() if name not in _OF_SESSION}
-        own["on_ask"] = (lambda approval: turn.asked(approval).wait()) if turn.asks else on_ask
+    async def _start(self, turn: _Turn) -> None:
+        """Start the order of a turn."""
+        given, policy, plane = turn.given, turn.given.get("policy"), self._provider.plane
+        own: Any = {name: value for name, value in given.items() if name not in ("model", "on_event")}
+        own["root"] = given.get("root") or self.file.root or await self._own_folder()
+        own["policy"] = self._policy if policy is None else tightened(self._policy, read_policy(policy))
+        own["tools"] = turn.tools.offered
         own["hooks"] = (*self._config.hooks, *given.get("hooks", ()))
-        async with AsyncExitStack() as opened:
-            row = await opened.enter_async_context(served(tools.offered, backend.secrets)) if tools.offered else None
-            wanted = Wanted(file=self.file, message=turn.message, can=self._provider.can, native=self._native,
-                            tools=row, names=tools.names, root=os.fspath(root), policy=whole)  # fmt: skip
-            order, losses = compose(wanted)
-            self._lose(*losses)
-            order = make_order(order, output=given.get("output"))
-            starting = self._provider.plane.start(order, backend, run_id=turn.run_id, **own)
-            yield await opened.enter_async_context(starting)
+        on_ask = given.get("on_ask") or self._config.on_ask
+        own["on_ask"] = (lambda approval: turn.asked(approval).wait()) if turn.asks else on_ask
+        order, losses = compose(self._wanted(turn.message, turn.tools))
+        self._lose(*losses)
+        turn.block = plane.start(order, self._provider.backend, run_id=turn.run_id, **own)
+        turn.run = await turn.block.__aenter__()
+        turn.batches = aiter(turn.run.batches())
+
+    def _wanted(self, message: UserMessage, tools: Toolset) -> Wanted:
+        can, native = self._provider.can, self._native
+        return Wanted(file=self.file, message=message, can=can, native=native, names=tools.names)
 
     async def _own_folder(self) -> str:
         if self._folder is None:

@@ -29,7 +29,7 @@ from backplane.contract.envelope import Hello
 from backplane.contract.pictures import IMAGES_BYTES_MAX
 from backplane.contract.unknown import explain
 from backplane.contract.work import Lane, Mode, PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
-from backplane.errors import BackendError, ConfigError, require_type
+from backplane.errors import ConfigError, require_type
 from backplane.policy.paths import CHANGE_NOTHING
 from backplane.policy.rules import tool_names, with_defaults
 from backplane.providers.reading import CUT_OFF, PREFIX, text_of
@@ -151,13 +151,6 @@ def abilities(hello: Hello) -> Abilities:
     return Abilities(frozenset(heeds), frozenset(hello.extensions), hello.capabilities, reads, hello.backend.id)
 
 
-def require_tools(can: Abilities, provider: str) -> None:
-    """Refuse tools of the program for a host that takes none. Raises BackendError: `capability_unsupported`."""
-    if "mcp_servers" not in can.heeds:
-        fact = f"{provider!r} takes no tools of the program"
-        raise BackendError("capability_unsupported", fact, hint="leave `tools` empty, or choose another provider")
-
-
 class Native(msgspec.Struct, frozen=True):
     """A conversation that the provider itself keeps."""
 
@@ -176,12 +169,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     message: UserMessage
     can: Abilities
     native: Native | None = None
-    tools: Json = None
-    """The row of the server of the session's functions."""
     names: frozenset[str] = frozenset()
-    """Names of these functions."""
-    root: str = "/"
-    policy: PolicyProfile = PolicyProfile()
+    """Names of the session's functions."""
 
     @property
     def turns(self) -> tuple[SessionTurn, ...]:
@@ -195,11 +184,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compose(wanted: Wanted) -> tuple[WorkOrder, tuple[str, ...]]:
-    """Return the order of one turn, and its losses: the parts that are dropped or emulated.
-
-    Raises:
-        BackendError: `capability_unsupported`, the session has tools and the host takes no MCP servers.
-    """
+    """Return the order of one turn, without folder, policy and functions, and what is dropped or emulated in it."""
     file, heeds, losses, images = wanted.file, wanted.can.heeds, list[str](), list[Image]()
     sealed = [turn for turn in wanted.turns if turn.receipt_sha256 is not None]
     last = {"run_id": sealed[-1].run_id, "receipt_sha256": sealed[-1].receipt_sha256} if sealed else {}
@@ -217,17 +202,9 @@ def compose(wanted: Wanted) -> tuple[WorkOrder, tuple[str, ...]]:
         own["sampling"] = sampling
     if wanted.leaves_patches and any(turn.run_id for turn in wanted.turns):
         losses.append(UNSEEN)
-    if wanted.tools is not None:
-        require_tools(wanted.can, file.provider)
-        own["mcp_servers"] = [wanted.tools]
-    order = WorkOrder(
-        "\n\n".join(words),
-        lane=file.lane,
-        workspace=WorkspaceSpec(root=wanted.root, mode=file.mode),
-        policy=wanted.policy,
-        # A budget is never dropped: a host that does not heed it refuses the order.
-        config=RuntimeConfig(vendor={"abp": own}, max_budget_usd=file.max_budget_usd, **taken),
-    )
+    # A budget is never dropped: a host that does not heed it refuses the order.
+    config = RuntimeConfig(vendor={"abp": own}, max_budget_usd=file.max_budget_usd, **taken)
+    order = WorkOrder("\n\n".join(words), lane=file.lane, workspace=WorkspaceSpec(mode=file.mode), config=config)
     return order, tuple(losses)
 
 

@@ -5,9 +5,10 @@ Nothing is started here except hosts that are asked for their hello.
 
 from __future__ import annotations
 
+import functools
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -226,6 +227,7 @@ class Attempts:
 
     Args:
         order: names no backend.
+        look: reads what a choice depends on.
         strategy: in place of the order's own and the configured one; a function decides by itself.
 
     Attributes:
@@ -238,21 +240,13 @@ class Attempts:
         StoreError: `receipt_store_failed`.
     """
 
-    def __init__(
-        self,
-        order: WorkOrder,
-        settings: Settings,
-        environ: Mapping[str, str],
-        home: Path,
-        strategy: Strategy | None = None,
-    ) -> None:
+    def __init__(self, order: WorkOrder, look: Callable[[], World], strategy: Strategy | None = None) -> None:
         kept = order.abp("session")
         if isinstance(kept, dict) and ("resume" in kept or "fork" in kept):
             fact = "a conversation goes on where it was begun, and no backend is named"
             raise ConfigError("config_invalid", fact, hint="name its backend")
-        self._order = order
-        self._given = (settings, environ, home)
-        self._task, self._strategy = task_of(order), strategy
+        self._order, self._look, self._strategy = order, look, strategy
+        self._task = task_of(order)
         self.tried: tuple[FailoverAttempt, ...] = ()
         self.stopped: BackplaneError | None = None
         self.decide()
@@ -260,7 +254,7 @@ class Attempts:
     def decide(self) -> None:
         """Choose among the backends as they are now."""
         tried = frozenset(one.backend for one in self.tried)
-        self._world = look_around(*self._given)
+        self._world = self._look()
         self.decision = self._world.choose(self._task, self._strategy, tried)
 
     @property
@@ -313,7 +307,8 @@ async def first_choice(
         ConfigError, StoreError: as `Attempts`.
         CapabilityError: `capability_unsupported`, nothing is eligible.
     """
-    attempts = await anyio.to_thread.run_sync(lambda: Attempts(order, settings, environ, home, strategy))
+    look = functools.partial(look_around, settings, environ, home)
+    attempts = await anyio.to_thread.run_sync(Attempts, order, look, strategy)
     options = [(one.backend, {obstacle.kind for obstacle in one.obstacles}) for one in attempts.decision.options]
     strangers = list(dict.fromkeys(name for name, kinds in options if kinds == {"manifest_unknown"}))
     if attempts.decision.option is None and strangers:

@@ -402,7 +402,7 @@ def cut(*messages: Any, stop: Any = "error") -> SessionTurn:
 def composed(heeds: str, *turns: SessionTurn) -> Any:
     file = store.new_file("p", turns=turns)
     can, message = Abilities(frozenset({"context", heeds})), UserMessage(content="on")
-    return compose(Wanted(file=file, message=message, can=can, root="/", policy=PolicyProfile()))[0]
+    return compose(Wanted(file=file, message=message, can=can))[0]
 
 
 def test_a_call_without_a_result_is_asked_about_until_a_turn_comes_to_its_end() -> None:
