@@ -30,6 +30,7 @@ from backplane.dialects.common import (
     json_text,
     lose_option,
     members_of,
+    merged,
     pop,
     pop_inner,
     pop_list,
@@ -388,7 +389,9 @@ def _read_tool(value: Json, at: str) -> ir.ToolSpec | None:
     name, text, schema = pop(rest, "name"), pop(rest, "description"), pop(rest, "parametersJsonSchema", dict)
     if name is None:
         return None
-    if schema is None and type(rest.get("parameters")) is dict:
+    if schema is not None and "parameters" in rest:
+        rest["parametersJsonSchema"] = UNSAID
+    elif type(rest.get("parameters")) is dict:
         schema = json_schema(rest["parameters"])  # The vendor's own form stays native, to be written again.
     return ir.ToolSpec(name=name, description=text, schema=schema, at=at, ext=ext_of(NAME, rest))
 
@@ -498,12 +501,15 @@ def write_tools(tools: tuple[ir.ToolSpec, ...], notes: LossLedger) -> list[Json]
 
 
 def _write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
-    own = tool.ext.get(NAME, {}).get("parameters") if notes.is_home else None
-    is_own = own is not None and json_schema(own) == tool.schema
-    out = {"name": tool.name, "description": tool.description, "parametersJsonSchema": None if is_own else tool.schema}
-    if own is not None and not is_own:
-        tool = msgspec.structs.replace(tool, ext={})
-    return added(without_none(out), tool, NAME) if notes.is_home else without_none(out)
+    out = {"name": tool.name, "description": tool.description, "parametersJsonSchema": tool.schema}
+    if not notes.is_home:
+        return without_none(out)
+    own = tool.ext.get(NAME, {})
+    if "parameters" in own and "parametersJsonSchema" not in own:  # else both were said
+        is_same = json_schema(own["parameters"]) == tool.schema
+        left_out = "parametersJsonSchema" if is_same else "parameters"
+        out, own = ({name: value for name, value in one.items() if name != left_out} for one in (out, own))
+    return merged(without_none(out), own)
 
 
 def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: LossLedger) -> None:
