@@ -24,13 +24,11 @@ from backplane.dialects.common import (
     LossLedger,
     added,
     arguments_text,
-    bounded,
     by_address,
     effort_word,
     ext_of,
     json_text,
     kind_of,
-    lose_option,
     media_url,
     members_of,
     parse_json,
@@ -649,15 +647,14 @@ def write_tool(tool: ir.ToolSpec, flavour: Flavour, notes: LossLedger) -> Json:
 
 
 def _write_options(conversation: ir.Conversation, out: dict[str, Any], flavour: Flavour, notes: LossLedger) -> None:
-    home, left, at = notes.is_home, dict(conversation.options), conversation.options_at
+    home, left = notes.is_home, dict(conversation.options)
     if flavour.thinking_is_on_or_off:
-        _write_switch(left, out, notes, at)
+        _write_switch(left, out, notes)
     members = [name for name in (*SAME, "stop") if home or name not in flavour.unknown_options]
-    out |= write_options(left, members, notes, at, known=KNOWN, stops_max=flavour.stops_max)
+    out |= write_options(left, members, notes, known=KNOWN, stops_max=flavour.stops_max)
     if (limit := left.pop("max_tokens", None)) is not None:
-        member = at.get("max_tokens", "/")[1:] if home else ""
-        limit = limit if home else bounded(limit, 1, None, notes, at, "max_tokens")
-        out[member or flavour.max_tokens] = limit
+        member = conversation.options_at.get("max_tokens", "/")[1:] if home else ""
+        out[member or flavour.max_tokens] = notes.bounded("max_tokens", limit, 1)
     if (choice := left.pop("tool_choice", None)) is not None:
         kind = choice.get("kind", "function")
         by_name = {"type": kind, kind: {"name": choice.get("name")}}
@@ -672,11 +669,10 @@ def _write_options(conversation: ir.Conversation, out: dict[str, Any], flavour: 
         word = effort_word(budget, conversation, notes)
         if word is not None:
             out["reasoning_effort"] = word
-    for name, value in left.items():
-        lose_option(notes, at, name, value)
+    notes.lose_options(left)
 
 
-def _write_switch(left: dict[str, Any], out: dict[str, Any], notes: LossLedger, at: Mapping[str, str]) -> None:
+def _write_switch(left: dict[str, Any], out: dict[str, Any], notes: LossLedger) -> None:
     """Write how long to think where thinking is on or off."""
     budget = left.pop("reasoning_budget", None)
     effort = None if notes.is_home else left.pop("reasoning_effort", None)
@@ -687,8 +683,7 @@ def _write_switch(left: dict[str, Any], out: dict[str, Any], notes: LossLedger, 
         if value is None:
             continue
         if value != 0 and value != -1:
-            place = at.get(name, f"/{name}")
-            notes.degrade(place, "option_value", "thinking is on or off here", value)
+            notes.change_option(name, value, "thinking is on or off here")
         out["thinking"] = {"type": "enabled" if is_on else "disabled"}
 
 

@@ -19,10 +19,8 @@ from backplane.dialects.common import (
     Counters,
     LossLedger,
     added,
-    bounded,
     ext_of,
     kind_of,
-    lose_option,
     members_of,
     parse_json,
     pop,
@@ -407,12 +405,11 @@ def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
 
 def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: LossLedger) -> None:
     home, left = notes.is_home, dict(conversation.options)
-    at = conversation.options_at
-    out |= write_options(left, SAME, notes, at, NAMES, BOUNDS, KNOWN)
+    out |= write_options(left, SAME, notes, NAMES, BOUNDS, KNOWN)
     if (user := left.pop("user", None)) is not None:
         out["metadata"] = {"user_id": user}
-    _write_thinking(left, out, notes, at)
-    _write_format(left.pop("response_format", None), out, notes, at)
+    _write_thinking(left, out, notes)
+    _write_format(left.pop("response_format", None), out, notes)
     choice, parallel = left.pop("tool_choice", None), left.pop("parallel_tool_calls", None)
     if choice is not None:
         words = {mode: word for word, mode in CHOICES.items()}
@@ -422,20 +419,17 @@ def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: Lo
     if parallel is not None and (home or is_said):
         head = out.get("tool_choice", {} if home else {"type": "auto"})
         out["tool_choice"] = {**head, "disable_parallel_tool_use": not parallel}
-    for name, value in left.items():
-        lose_option(notes, at, name, value)
+    notes.lose_options(left)
 
 
-def _write_thinking(left: dict[str, Any], out: dict[str, Any], notes: LossLedger, at: dict[str, str]) -> None:
+def _write_thinking(left: dict[str, Any], out: dict[str, Any], notes: LossLedger) -> None:
     effort, budget = left.pop("reasoning_effort", None), left.pop("reasoning_budget", None)
     if effort == "none" and not notes.is_home:
-        notes.degrade(at.get("reasoning_effort", "/reasoning_effort"), "option_value", "no effort became no thinking")
+        notes.change_option("reasoning_effort", effort, "no effort became no thinking")
         budget = 0 if budget is None else budget
     elif effort is not None:
         if effort not in EFFORTS and not notes.is_home:
-            notes.degrade(
-                at.get("reasoning_effort", "/reasoning_effort"), "option_value", "the least effort here is low"
-            )
+            notes.change_option("reasoning_effort", effort, "the least effort here is low")
             effort = "low"
         out["output_config"] = {"effort": effort}
     if budget is None:
@@ -443,19 +437,18 @@ def _write_thinking(left: dict[str, Any], out: dict[str, Any], notes: LossLedger
     if budget <= 0:
         out["thinking"] = {"type": "adaptive" if budget else "disabled"}
         return
-    if not notes.is_home:
-        budget = bounded(budget, THINKING_TOKENS_MIN, None, notes, at, "reasoning_budget")
+    budget = notes.bounded("reasoning_budget", budget, THINKING_TOKENS_MIN)
     out["thinking"] = {"type": "enabled", "budget_tokens": budget}
 
 
-def _write_format(form: Any, out: dict[str, Any], notes: LossLedger, at: dict[str, str]) -> None:
+def _write_format(form: Any, out: dict[str, Any], notes: LossLedger) -> None:
     if form is None or form["type"] == "text":
         return  # what is given anyway
     if form["type"] == "schema" and type(form.get("schema")) is dict:
         asked = {"format": {"type": "json_schema", "schema": form["schema"]}}
         out["output_config"] = {**out.get("output_config", {}), **asked}
     else:
-        lose_option(notes, at, "response_format", form, "JSON without a schema cannot be asked for here")
+        notes.lose_option("response_format", form, "JSON without a schema cannot be asked for here")
 
 
 def _fit_thinking(out: dict[str, Any], conversation: ir.Conversation, notes: LossLedger) -> None:
@@ -463,25 +456,22 @@ def _fit_thinking(out: dict[str, Any], conversation: ir.Conversation, notes: Los
     thinking: Any = out.get("thinking")
     if kind_of(thinking) not in ("enabled", "adaptive") or "reasoning_budget" not in conversation.options:
         return
-    places = conversation.options_at
-    budget, at = thinking.get("budget_tokens"), places.get("reasoning_budget", "/thinking")
+    budget = thinking.get("budget_tokens")
     is_forced = kind_of(out.get("tool_choice")) in ("any", "tool")
     if is_forced or (budget is not None and out["max_tokens"] <= THINKING_TOKENS_MIN):
         del out["thinking"]
         why = "a tool is forced" if is_forced else f"the limit is {out['max_tokens']} tokens"
-        notes.drop(at, "option_value", f"no thinking here where {why}")
+        notes.lose_option("reasoning_budget", budget, f"no thinking here where {why}")
         return
     if budget is not None and budget >= out["max_tokens"]:
         thinking["budget_tokens"] = out["max_tokens"] - 1
-        notes.degrade(at, "option_value", "thinking must take less than the limit of the answer here", budget)
+        notes.change_option("reasoning_budget", budget, "thinking must take less than the limit of the answer here")
     for name in ("temperature", "top_k"):
         if name in out and out[name] != 1:
-            notes.drop(places.get(name, f"/{name}"), "option_value", f"{name} is refused beside thinking", out[name])
+            notes.lose_option(name, out[name], f"{name} is refused beside thinking")
         out.pop(name, None)
-    if out.get("top_p", 1) < TOP_P_MIN:
-        at = places.get("top_p", "/top_p")
-        notes.degrade(at, "option_value", f"the least beside thinking is {TOP_P_MIN}", out["top_p"])
-        out["top_p"] = TOP_P_MIN
+    if "top_p" in out:
+        out["top_p"] = notes.bounded("top_p", out["top_p"], TOP_P_MIN)
 
 
 # Answers --------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ from backplane.dialects.common import (
     ext_of,
     item_of,
     kind_of,
-    lose_option,
     media_url,
     members_of,
     merged,
@@ -565,15 +564,15 @@ def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
 
 
 def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: LossLedger) -> None:
-    home, left, at = notes.is_home, dict(conversation.options), conversation.options_at
-    out |= write_options(left, SAME, notes, at, NAMES, BOUNDS, KNOWN)
-    reasoning = write_options(left, ("effort",), notes, at, {"effort": "reasoning_effort"}, {}, KNOWN)
+    home, left = notes.is_home, dict(conversation.options)
+    out |= write_options(left, SAME, notes, NAMES, BOUNDS, KNOWN)
+    reasoning = write_options(left, ("effort",), notes, {"effort": "reasoning_effort"}, {}, KNOWN)
     if (budget := left.pop("reasoning_budget", None)) is not None:
         word = effort_word(budget, conversation, notes)
         reasoning = reasoning if word is None else {"effort": word}
     if reasoning:
         out["reasoning"] = reasoning
-    text = write_options(left, ("verbosity",), notes, at, known=KNOWN)
+    text = write_options(left, ("verbosity",), notes, known=KNOWN)
     if (form := left.pop("response_format", None)) is not None:
         body = {name: value for name, value in form.items() if name in FORM_MEMBERS}
         named = {"type": "json_schema", **({} if home else {"name": "answer"}), **body}
@@ -584,8 +583,7 @@ def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: Lo
     if (choice := left.pop("tool_choice", None)) is not None:
         by_name = {"type": choice.get("kind", "function"), "name": choice.get("name")}
         out["tool_choice"] = by_name if choice["mode"] == "tool" else choice["mode"]
-    for name, value in left.items():
-        lose_option(notes, at, name, value)
+    notes.lose_options(left)
 
 
 # Answers --------------------------------------------------------------------------------------------------------------

@@ -281,10 +281,14 @@ class LossLedger:
         source: the dialect that the pointers are of.
         target: the dialect that is written; the same as `source` while reading.
         is_answer: what is written is said by the model, not to it.
+        places: option → JSON pointer to it.
     """
 
-    def __init__(self, source: str, target: str, *, is_answer: bool = False) -> None:
+    def __init__(
+        self, source: str, target: str, *, is_answer: bool = False, places: Mapping[str, str] = {}
+    ) -> None:  # fmt: skip
         self.source = source
+        self.places = places
         self.target = target
         self.is_answer = is_answer
         self.is_home: bool = source == target
@@ -319,6 +323,36 @@ class LossLedger:
     def refuse(self, path: str, code: str, reason: str, error: str = "mapping_unsupported_capability") -> None:
         """Note what the target cannot say without changing its meaning; `done` raises it."""
         self.refusals.append((error, self.note("refused", path, code, reason)))
+
+    def option_at(self, name: str) -> str:
+        """Return the pointer to an option."""
+        return self.places.get(name, f"/{name}")
+
+    def lose_option(self, name: str, value: Any, reason: str | None = None) -> None:
+        """Note an option that the target does not have, or not with this value."""
+        code = "candidates" if name == "n" else "option" if reason is None else "option_value"
+        words = "the target gives one answer" if name == "n" else reason or f"the target has no {name}"
+        self.drop(self.option_at(name), code, words, value)
+
+    def lose_options(self, left: Mapping[str, Any]) -> None:
+        """Note the options that the target does not have."""
+        for name, value in left.items():
+            self.lose_option(name, value)
+
+    def change_option(self, name: str, value: Any, reason: str) -> None:
+        """Note an option whose value the target says in another way."""
+        self.degrade(self.option_at(name), "option_value", reason, value)
+
+    def bounded(self, name: str, value: Any, least: Any = None, most: Any = None) -> Any:
+        """Return a number within the server's limits; a number that had to be moved is noted."""
+        found = value
+        if not self.is_home and least is not None and value < least:
+            found = least
+            self.change_option(name, value, f"the least here is {least}")
+        elif not self.is_home and most is not None and value > most:
+            found = most
+            self.change_option(name, value, f"the most here is {most}")
+        return found
 
     def done(self) -> tuple[ir.Loss, ...]:
         """Return the losses.
@@ -367,26 +401,8 @@ def item_of(at: str) -> str:
     return at.rpartition("/content")[0] or at
 
 
-def lose_option(notes: LossLedger, places: Mapping[str, str], name: str, value: Any, reason: str | None = None) -> None:
-    """Note an option that the target does not have, or not with this value."""
-    code = "candidates" if name == "n" else "option" if reason is None else "option_value"
-    words = "the target gives one answer" if name == "n" else reason or f"the target has no {name}"
-    notes.drop(places.get(name, f"/{name}"), code, words, value)
-
-
-def bounded(value: Any, least: Any, most: Any, notes: LossLedger, places: Mapping[str, str], name: str) -> Any:
-    """Return a number within the server's limits; a number that had to be moved is noted."""
-    for limit, is_out, word in (
-        (least, least is not None and value < least, "least"), (most, most is not None and value > most, "most")
-    ):  # fmt: skip
-        if is_out:
-            notes.degrade(places.get(name, f"/{name}"), "option_value", f"the {word} here is {limit}", value)
-            return limit
-    return value
-
-
 def write_options(
-    left: dict[str, Any], members: Iterable[str], notes: LossLedger, places: Mapping[str, str],
+    left: dict[str, Any], members: Iterable[str], notes: LossLedger,
     names: Mapping[str, str] = {}, bounds: Mapping[str, tuple[Any, Any]] = {},
     known: Mapping[str, frozenset[Any]] = {}, stops_max: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
@@ -407,16 +423,16 @@ def write_options(
         if notes.is_home:
             pass
         elif name in known and value not in known[name]:
-            lose_option(notes, places, name, value, f"no such {name} here")
+            notes.lose_option(name, value, f"no such {name} here")
             continue
         elif name == "metadata" and not all(type(label) is str for label in value.values()):
-            lose_option(notes, places, name, value, "labels are texts here")
+            notes.lose_option(name, value, "labels are texts here")
             continue
         elif name == "stop" and stops_max is not None and len(value) > stops_max:
-            lose_option(notes, places, name, list(value[stops_max:]), f"more than {stops_max} are refused here")
+            notes.lose_option(name, list(value[stops_max:]), f"more than {stops_max} are refused here")
             value = value[:stops_max]
         else:
-            value = bounded(value, *bounds.get(member, (None, None)), notes, places, name)
+            value = notes.bounded(name, value, *bounds.get(member, ()))
         # One text that stood without a list is a tuple.
         is_bare = type(value) is tuple and notes.is_home
         out[member] = (value[0] if is_bare else list(value)) if name == "stop" else value
@@ -432,13 +448,12 @@ these are the budgets that their own agents set for words of this kind."""
 
 def effort_word(budget: int, conversation: ir.Conversation, notes: LossLedger) -> str | None:
     """Return a budget for thinking as a word, for vendors who know only words; None where a word is said already."""
-    at = conversation.options_at.get("reasoning_budget", "/reasoning_budget")
     if "reasoning_effort" in conversation.options:
-        notes.drop(at, "option", "the target has the effort in words only", budget)
+        notes.lose_option("reasoning_budget", budget, "the target has the effort in words only")
         return None
     fit = (word for word, tokens in EFFORT_BUDGETS.items() if tokens >= budget)
     word = next(fit, "max") if budget >= 0 else "medium"
-    notes.degrade(at, "option_value", f"tokens for thinking became the word {word}", budget)
+    notes.change_option("reasoning_budget", budget, f"tokens for thinking became the word {word}")
     return word
 
 

@@ -8,7 +8,6 @@ object they belong.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -28,7 +27,6 @@ from backplane.dialects.common import (
     added,
     ext_of,
     json_text,
-    lose_option,
     members_of,
     merged,
     pop,
@@ -513,9 +511,9 @@ def _write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
 
 
 def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: LossLedger) -> None:
-    home, left, at = notes.is_home, dict(conversation.options), conversation.options_at
-    config = write_options(left, SAME, notes, at, OPTIONS, BOUNDS, stops_max=STOPS_MAX)
-    if thinking := _write_thinking(left, notes, at):
+    home, left = notes.is_home, dict(conversation.options)
+    config = write_options(left, SAME, notes, OPTIONS, BOUNDS, stops_max=STOPS_MAX)
+    if thinking := _write_thinking(left, notes):
         config["thinkingConfig"] = thinking
     if (form := left.pop("response_format", None)) is not None:
         config["responseMimeType"] = "text/plain" if form["type"] == "text" else "application/json"
@@ -530,32 +528,28 @@ def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: Lo
         calling = one if choice["mode"] == "tool" else {"mode": modes[choice["mode"]]}
         out["toolConfig"] = {"functionCallingConfig": calling}
     if left.pop("parallel_tool_calls", None) is False:
-        reason = "several calls in one turn cannot be forbidden here"
-        notes.drop(at.get("parallel_tool_calls", "/parallel_tool_calls"), "option", reason, False)
+        notes.lose_option("parallel_tool_calls", False, "several calls in one turn cannot be forbidden here")
     if "stream" in left:
-        reason = "whether to stream is said by the URL here"
-        notes.degrade(at.get("stream", "/stream"), "transport", reason, left.pop("stream"))
-    for name, value in left.items():
-        lose_option(notes, at, name, value)
+        notes.change_option("stream", left.pop("stream"), "whether to stream is said by the URL here")
+    notes.lose_options(left)
 
 
-def _write_thinking(left: dict[str, Any], notes: LossLedger, at: Mapping[str, str]) -> dict[str, Any]:
+def _write_thinking(left: dict[str, Any], notes: LossLedger) -> dict[str, Any]:
     budget, shown = left.pop("reasoning_budget", None), left.pop("reasoning_shown", None)
     effort = left.pop("reasoning_effort", None)
     out = without_none({"thinkingBudget": budget, "includeThoughts": shown})
     words = {word: level for level, word in LEVELS.items()}
-    place = at.get("reasoning_effort", "/reasoning_effort")
     if effort is None:
         return out
     if notes.is_home and effort in words:
         out["thinkingLevel"] = words[effort]
     elif budget is not None:
-        notes.drop(place, "option", "the budget says how long to think", effort)
+        notes.lose_option("reasoning_effort", effort, "the budget says how long to think")
     elif effort in EFFORT_BUDGETS:
-        notes.degrade(place, "option_value", f"the word became {EFFORT_BUDGETS[effort]} tokens for thinking", effort)
+        notes.change_option("reasoning_effort", effort, f"the word became {EFFORT_BUDGETS[effort]} tokens for thinking")
         out["thinkingBudget"] = EFFORT_BUDGETS[effort]
     else:
-        lose_option(notes, at, "reasoning_effort", effort, "no such effort here")
+        notes.lose_option("reasoning_effort", effort, "no such effort here")
     return out
 
 

@@ -380,8 +380,6 @@ LOSS_CODES: Final[dict[str, str]] = {
     "usage": "a counter that the target does not have",
     "identity": "an id, time, model or version that the target does not have or has to have",
     "required": "a member that the target requires and the source did not say",
-    "transport": "something the target says outside of the document",
-    "unaccounted": "found missing by comparing both documents",
     "fallback": "a gateway's fault that was worked around",
     "cut": "a stream that was over before it said how",
 }

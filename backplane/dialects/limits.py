@@ -111,8 +111,9 @@ def check_meaning(conversation: Conversation, ledger: LossLedger) -> None:
                 ledger.refuse(part.at, "part_bound", f"{part.label} points to state that {ledger.source} keeps")
     forced = conversation.options.get("tool_choice", {}).get("name")
     if any(tool.kind == "server" and tool.name == forced for tool in conversation.tools):
-        at = conversation.options_at.get("tool_choice", "/tool_choice")
-        ledger.refuse(at, "tool_choice", f"{forced} is forced, and only {ledger.source} has it")
+        ledger.refuse(
+            ledger.option_at("tool_choice"), "tool_choice", f"{forced} is forced, and only {ledger.source} has it"
+        )
 
 
 # Limits ---------------------------------------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ def _with_tools(conversation: Conversation, ledger: LossLedger) -> dict[str, Any
     if any(kind != "server" for kind in kinds.values()) or not options.keys() & NEED_TOOLS:
         return options
     for name in NEED_TOOLS & options.keys():
-        ledger.drop(conversation.options_at.get(name, f"/{name}"), "option", "the target refuses it without tools")
+        ledger.lose_option(name, options[name], "the target refuses it without tools")
     return {name: value for name, value in options.items() if name not in NEED_TOOLS}
 
 

@@ -81,7 +81,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def from_ir(self, conversation: Conversation) -> Translated[Json]:
         """Write a request. Raises `TranslationError` where its meaning would break."""
-        ledger = LossLedger(conversation.dialect, self.NAME)
+        ledger = LossLedger(conversation.dialect, self.NAME, places=conversation.options_at)
         if not ledger.is_home:
             return Translated(self._foreign(conversation, ledger), ledger.done())
         return self._home(conversation, self.read_request, self.write_request, ledger)

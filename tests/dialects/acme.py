@@ -16,9 +16,7 @@ from backplane.dialects.common import (
     Counters,
     LossLedger,
     added,
-    bounded,
     ext_of,
-    lose_option,
     members_of,
     pop,
     pop_inner,
@@ -133,17 +131,16 @@ def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str,
         out["turns"].append(added(turn, message, NAME) if notes.is_home else turn)
     if conversation.tools:
         out["gadgets"] = [write_tool(tool, notes) for tool in conversation.tools]
-    left, at = dict(conversation.options), conversation.options_at
+    left = dict(conversation.options)
     if (limit := left.pop("max_tokens", None)) is not None:
-        out["limits"] = {"tokens": bounded(limit, 1, 9999, notes, at, "max_tokens")}
+        out["limits"] = {"tokens": notes.bounded("max_tokens", limit, 1, 9999)}
     if (mood := left.pop("temperature", None)) is not None:
-        out["mood"] = bounded(mood, 0, 1, notes, at, "temperature")
+        out["mood"] = notes.bounded("temperature", mood, 0, 1)
     word = next((word for word, effort in EFFORTS.items() if effort == left.get("reasoning_effort")), None)
     if word is not None:
         out["effort"] = word
         del left["reasoning_effort"]
-    for name, value in left.items():
-        lose_option(notes, at, name, value)
+    notes.lose_options(left)
     return added(out, conversation, NAME) if notes.is_home else out
 
 

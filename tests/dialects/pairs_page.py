@@ -259,12 +259,15 @@ acme = "your_package.acme:DIALECT"
 
 1. **Words.** Roles, and `Endings(stops, words)`: the vendor's reasons to stop → ours, and ours → the vendor's. Every
    reason of `ir.Stop` and `None` needs a word; where the vendor has none, one that does not say that all went well.
-2. **`read_block`, `write_block`.** Copy the object, `pop` what is known, and leave the rest in `ext_of(NAME, rest)`. A
-   block of an unknown kind is an `ir.Opaque`. To write, `match` on our blocks; on the way home (`notes.is_home`)
-   `added` puts the rest back. A block without a word here is named by `notes.lose_part`.
+2. **`read_block`, `write_block`.** Copy the object, `pop` what is known, and leave the rest in `ext_of(NAME, rest)`; a
+   member that you add and the document did not have is `UNSAID` there. A block of an unknown kind is an `ir.Opaque`. To
+   write, `match` on our blocks; on the way home (`notes.is_home`) `added` puts the rest back. A block without a word
+   here is named by `notes.lose_part`. `write_blocks` and `write_content` write lists of blocks, and texts.
 3. **`read_request`, `write_request`.** `members_of`, `pop_list`, `pop_inner` and `put_back` take members,
-   `read_content` a text or a list of blocks, `take_options` options of the same value; `options_at` says where each
-   was. `bounded` and `lose_option` name what the server refuses. `outside` parts the system text from the messages.
+   `read_content` a text or a list of blocks, `take_options` options of the same value, which `write_options` writes
+   within the server's bounds; `options_at` says where each was. `notes.bounded`, `notes.change_option` and
+   `notes.lose_option` name what the server refuses. `outside` parts the system text from the messages. `ServerLimits`
+   says which letters, blocks and arguments the server takes: what it refuses has another form before it is written.
 4. **`read_answer`, `write_answer`.** What was said as one message, and why it ended; `read_error` and `write_error` are
    for bodies that only say an error. `Counters({{"heard": "input"}})` reads and writes token counters: path → field of
    `ir.TokenCounts`; `apart` where the vendor counts a field beside another one, `total=""` where it says no sum.
