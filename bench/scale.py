@@ -108,7 +108,6 @@ def _workers(counts: Sequence[int]) -> int:
         for count in counts if urls is not None else ():
             url = next(urls)  # type: ignore[arg-type]  # it is one here
             engine = DurableEngine(url)
-            engine.ledger.workers()  # Creates the tables.
             pids = [_forked_worker(url) for _ in range(count)]
             try:
                 while len(engine.ledger.workers()) < count:

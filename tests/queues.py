@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,10 +51,13 @@ class Queue:
         self.home = folder / "home"
         self.content = Contents(folder / "content")
         self.lease_s = lease_s
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    @cached_property
+    def engine(self) -> DurableEngine:
         from backplane.scale.durable import DurableEngine  # A Python without dbos imports this file, too.
 
-        self.engine = DurableEngine(self.url, lease_s=lease_s)
-        self.workers: list[subprocess.Popen[bytes]] = []
+        return DurableEngine(self.url, lease_s=self.lease_s)
 
     def command(self, *words: str) -> list[str]:
         shared = ["--engine", self.url]
@@ -111,7 +115,8 @@ class Queue:
         for worker in self.workers:
             worker.kill()
             worker.wait(10)
-        self.engine.close()
+        if "engine" in vars(self):
+            self.engine.close()
 
 
 @contextmanager

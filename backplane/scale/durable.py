@@ -8,11 +8,9 @@ and pickle, which is never read.
 
 from __future__ import annotations
 
-import json
 import logging
 import sqlite3
 import sys
-import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 import msgspec
-from dbos import DBOS, DBOSClient, Serializer
+from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer
 from dbos import error as dbos_error
 from dbos._serialization import DefaultSerializer
 
@@ -78,22 +76,6 @@ _STATES: Final[dict[str, State]] = {
 _ENDED: Final = ("done", "broken")
 
 
-class JsonText(Serializer):
-    """Writes values into the engine's tables as JSON, errors by their message."""
-
-    def serialize(self, data: Any) -> str:
-        if isinstance(data, BaseException):
-            return json.dumps({"error": f"{type(data).__name__}: {data}"})
-        return json.dumps({"value": data})
-
-    def deserialize(self, serialized_data: str) -> Any:
-        read = json.loads(serialized_data)
-        return BackendError("internal", str(read["error"])) if "error" in read else read["value"]
-
-    def name(self) -> str:
-        return "backplane_json"
-
-
 def forbid_pickle() -> None:
     """Make the engine refuse pickled rows, which it reads whatever serializer it has.
 
@@ -130,42 +112,23 @@ class DurableEngine:
             raise ConfigError("config_invalid", fact, hint="use a Python with a newer SQLite, or postgresql://…")
         forbid_pickle()
         logging.getLogger("dbos").setLevel(logging.CRITICAL)
-        self.url = url
-        self.lease_s, self.beat_s, self.poll_s = lease_s, beat_s, poll_s
-        self._ledger = Ledger(url, lease_s=lease_s)
-        self._client_made: DBOSClient | None = None
-        self._lock = threading.Lock()
+        self.url, self.lease_s, self.beat_s, self.poll_s = url, lease_s, beat_s, poll_s
+        self.ledger = Ledger(url, lease_s=lease_s)
+        try:
+            DBOS.migrate(url)
+            self.ledger.prepare()
+            self.client = DBOSClient(
+                system_database_url=url, serializer=DBOSPortableJSONSerializer(), application_name=NAME
+            )
+        except Exception as error:  # From the engine, its database library or its driver.
+            fact = f"the queue's database cannot be used: {words_of(error)}"
+            hint = "give sqlite:///FILE on a local disk, or postgresql://USER@HOST/DATABASE"
+            raise StoreError("receipt_store_failed", fact, hint=hint) from error
 
     def close(self) -> None:
         """Close the connections."""
-        self._ledger.close()
-        if self._client_made is not None:
-            self._client_made.destroy()
-
-    @property
-    def client(self) -> DBOSClient:
-        """The engine's client; the first use creates missing tables. Raises StoreError `receipt_store_failed`."""
-        with self._lock:
-            if self._client_made is None:
-                try:
-                    DBOS.migrate(self.url)
-                    self._ledger.prepare()
-                    self._client_made = DBOSClient(
-                        system_database_url=self.url, serializer=JsonText(), application_name=NAME
-                    )
-                except BackplaneError:
-                    raise
-                except Exception as error:  # From the engine, its database library or its driver.
-                    fact = f"the queue's database cannot be used: {words_of(error)}"
-                    hint = "give sqlite:///FILE on a local disk, or postgresql://USER@HOST/DATABASE"
-                    raise StoreError("receipt_store_failed", fact, hint=hint) from error
-            return self._client_made
-
-    @property
-    def ledger(self) -> Ledger:
-        """The tables beside the engine's; the first use creates missing ones."""
-        assert self.client is not None
-        return self._ledger
+        self.ledger.close()
+        self.client.destroy()
 
     def find(self, name: str) -> str:
         """Return the id of the order whose id begins with a name. Raises ConfigError `config_invalid`."""

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from backplane.errors import StoreError
 from backplane.scale.engine import Share, Worker
 
 BEAT_S: Final = 2.0
@@ -64,7 +63,7 @@ class Ledger:
         self._engine.dispose()
 
     def prepare(self) -> None:
-        """Create missing tables. Raises StoreError `receipt_store_failed`."""
+        """Create missing tables."""
         try:
             with self._engine.connect() as connection:
                 if self._engine.dialect.name == "sqlite":
@@ -73,10 +72,10 @@ class Ledger:
                         connection.execute(sa.text("PRAGMA journal_mode = WAL"))
                 for statement in _TABLES:
                     connection.execute(sa.text(statement))
-        except sa.exc.SQLAlchemyError as error:
+        except sa.exc.SQLAlchemyError:
             # Two processes that create the tables at once collide in the catalogue of Postgres; the tables exist then.
             if not sa.inspect(self._engine).has_table("backplane_budget"):
-                raise StoreError("receipt_store_failed", f"the queue's tables cannot be made: {error}") from error
+                raise
 
     def now_ms(self) -> int:
         """Return the time by the database's clock, in milliseconds since 1970."""

@@ -17,7 +17,7 @@ from typing import Final
 import anyio
 import anyio.to_thread
 import msgspec
-from dbos import DBOS
+from dbos import DBOS, DBOSPortableJSONSerializer
 
 from backplane.contract.approval import Decision
 from backplane.contract.events import AgentEvent
@@ -29,7 +29,6 @@ from backplane.scale.durable import (
     STREAM,
     WORKFLOW,
     DurableEngine,
-    JsonText,
     answers_of,
     attempt_id,
     notes_of,
@@ -129,7 +128,7 @@ class _Worker:
                 "system_database_url": self._engine.url,
                 "executor_id": self.id,
                 "application_version": VERSION,
-                "serializer": JsonText(),
+                "serializer": DBOSPortableJSONSerializer(),
                 "enable_otlp": False,
                 "log_level": "CRITICAL",
                 "run_migrations": False,

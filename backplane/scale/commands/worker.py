@@ -56,7 +56,6 @@ def run(args: Args) -> int:
     settings, content = load_settings(args), place.contents()
     given = {"lease_s": args.lease, "beat_s": args.lease and args.lease / 10, "poll_s": args.poll}
     with opened(place, **{name: value for name, value in given.items() if value is not None}) as engine:
-        engine.ledger.workers()  # First, or the lines of `_work` would appear without a database.
         anyio.run(_work, engine, content, settings, args.slots, args.label)
     return 0
 
