@@ -15,7 +15,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer
@@ -100,13 +100,17 @@ class DurableEngine:
         url: `sqlite:///PATH` or `postgresql://…`, in SQLAlchemy's form.
         lease_s, beat_s: see `ledger`; all workers of a queue need the same lease.
         poll_s: see `POLL_S`.
+        is_patient: retry while the database is away.
 
     Raises:
         ConfigError: `config_invalid`, this Python's SQLite is too old.
         StoreError: `receipt_store_failed`, the database cannot be reached or prepared.
     """
 
-    def __init__(self, url: str, *, lease_s: float = LEASE_S, beat_s: float = BEAT_S, poll_s: float = POLL_S) -> None:
+    def __init__(
+        self, url: str, *, lease_s: float = LEASE_S, beat_s: float = BEAT_S, poll_s: float = POLL_S,
+        is_patient: bool = True,
+    ) -> None:  # fmt: skip
         if url.startswith("sqlite:") and sqlite3.sqlite_version_info < SQLITE_MIN:
             fact = f"a queue in a file needs SQLite 3.42 or newer with this Python, which has {sqlite3.sqlite_version}"
             raise ConfigError("config_invalid", fact, hint="use a Python with a newer SQLite, or postgresql://…")
@@ -118,8 +122,9 @@ class DurableEngine:
             DBOS.migrate(url)
             self.ledger.prepare()
             self.client = DBOSClient(
-                system_database_url=url, serializer=DBOSPortableJSONSerializer(), application_name=NAME
-            )
+                system_database_url=url, serializer=DBOSPortableJSONSerializer(), application_name=NAME,
+                retry_connection_errors=is_patient,
+            )  # fmt: skip
         except Exception as error:  # From the engine, its database library or its driver.
             fact = f"the queue's database cannot be used: {words_of(error)}"
             hint = "give sqlite:///FILE on a local disk, or postgresql://USER@HOST/DATABASE"
@@ -327,19 +332,18 @@ class DurableEngine:
         for dead in self.ledger.claim_dead(owners):
             for row in self.rows(("waiting", "running"), executor_id=dead):
                 if _state(row) == "running":
-                    self._note_lost(row, dead)
+                    self.void(row, "lost")
                 elif not row.queue_name.startswith(DEFERRED):
                     continue
                 self.move(row.workflow_id, label_of(row))
             self.ledger.forget(dead)
 
-    def _note_lost(self, row: Any, worker: str) -> None:
-        """Note that a dead worker's attempt is void, unless the worker that noted it died before its next step."""
-        id, void = row.workflow_id, notes_of(row).void
-        if void and void[-1].why == "lost" and void[-1].id == attempt_id(id, len(void) - 1, worker):
-            return
-        lost = VoidAttempt(attempt_id(id, len(void), worker), "lost", self.ledger.now_ms())
-        self.note(id, void=(*void, lost))
+    def void(self, row: Any, why: Literal["lost", "limit"], **attributes: Any) -> None:
+        """Note that the attempt of an order is void, unless a worker did that and died before its next step."""
+        id, void = attempt_id(row), notes_of(row).void
+        if all(one.id != id for one in void):
+            attempt = VoidAttempt(id, why, self.ledger.now_ms())
+            self.note(row.workflow_id, void=(*void, attempt), **attributes)
 
 
 def words_of(error: Exception) -> str:
@@ -353,9 +357,9 @@ def queue_name(label: str, kind: str = NAME) -> str:
     return f"{kind}.{check_label(label)}"
 
 
-def attempt_id(order_id: str, count: int, worker: str) -> str:
-    """Return the id of a worker's attempt at an order after so many void ones."""
-    return str(uuid.uuid5(_ATTEMPTS, f"{order_id}/{count}/{worker}"))
+def attempt_id(row: Any) -> str:
+    """Return the id of the attempt that began when a worker took the order."""
+    return str(uuid.uuid5(_ATTEMPTS, f"{row.workflow_id}/{row.executor_id}/{row.dequeued_at}"))
 
 
 def notes_of(row: Any) -> Notes:
@@ -389,7 +393,7 @@ def _state(row: Any) -> State:
 def _status(row: Any, notes: Notes, now_ms: int) -> Status:
     state, attempts = _state(row), [one.id for one in notes.void]
     if state != "waiting" and row.executor_id is not None:
-        attempts.append(attempt_id(row.workflow_id, len(attempts), row.executor_id))
+        attempts.append(attempt_id(row))
     return Status(
         row.workflow_id,
         state,

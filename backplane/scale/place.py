@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from backplane import config
 from backplane.errors import ConfigError, install_hint
@@ -58,7 +58,7 @@ class QueuePlace:
             raise _invalid(fact, "give --content DIR or URL, the same for submitters and workers")
         return Contents(self.content)
 
-    def open(self, *, may_make: bool = True, **settings: float) -> DurableEngine:
+    def open(self, *, may_make: bool = True, **settings: Any) -> DurableEngine:
         """Load the engine, which takes about a second.
 
         Raises:

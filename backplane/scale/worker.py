@@ -46,7 +46,6 @@ from backplane.scale.engine import (
     LimitPause,
     OrderResult,
     RunJob,
-    VoidAttempt,
     read_row,
 )
 from backplane.scale.orders import events_of
@@ -107,6 +106,8 @@ class _Worker:
         self.lost = ""
         """Why this worker was declared dead; empty while it is alive."""
         self._engine, self._run, self._label, self._slots, self._say = engine, run, label, slots, say
+        # A retry would pause the heartbeat for longer than the lease.
+        self._impatient = DurableEngine(engine.url, lease_s=engine.lease_s, is_patient=False)
         self._queue, self._ledger = queue_name(label), engine.ledger
         self._is_away = False
         """True while the database cannot be reached."""
@@ -161,6 +162,7 @@ class _Worker:
                     self._ledger.leave(self.id)
                 else:
                     self._ledger.forget(self.id)
+            self._impatient.close()
             self._watchdog.close()
 
     async def _attempt(self, text: str) -> str:
@@ -186,7 +188,8 @@ class _Worker:
 
     def _begin(self, job: Job, order_id: str) -> Attempt | None:
         """Return a new attempt; None if the order must wait, or this worker was declared dead. Blocks."""
-        notes = notes_of(self._engine.row(order_id))
+        row = self._engine.row(order_id)
+        notes = notes_of(row)
         wait_ms = notes.not_before_ms - self._ledger.now_ms()
         if wait_ms > 0 and notes.cancelled is None:
             self._defer(job, order_id, wait_ms)
@@ -200,7 +203,7 @@ class _Worker:
             for batch in self._engine.past(order_id):
                 reported.setdefault(batch.attempt, []).extend(events_of(batch))
         usages = tuple(last_usage(reported.get(one.id, ())) for one in notes.void)
-        return Attempt(attempt_id(order_id, len(notes.void), self.id), order_id, notes, share, usages)
+        return Attempt(attempt_id(row), order_id, notes, share, usages)
 
     def _end(self, job: Job, attempt: Attempt, result: OrderResult | LimitPause) -> str:
         """Return the text of an order's result, or defer the order. Blocks."""
@@ -209,19 +212,17 @@ class _Worker:
             self._ledger.settle(attempt.share.usd_micros, cost)
         if isinstance(result, OrderResult):
             return msgspec.json.encode(result).decode()
+        waits = {
+            "not_before_ms": self._ledger.now_ms() + result.wait_ms,
+            "waited_ms": attempt.notes.waited_ms + result.wait_ms,
+        }
+        self._engine.void(self._engine.row(attempt.order_id), "limit", **waits)
         self._defer(job, attempt.order_id, result.wait_ms)
-        now_ms, notes = self._ledger.now_ms(), attempt.notes
-        self._engine.note(
-            attempt.order_id,
-            void=(*notes.void, VoidAttempt(attempt.id, "limit", now_ms)),
-            not_before_ms=now_ms + result.wait_ms,
-            waited_ms=notes.waited_ms + result.wait_ms,
-        )
         raise asyncio.CancelledError
 
     def _defer(self, job: Job, order_id: str, wait_ms: int) -> None:
-        self._engine.move(order_id, job.label, DEFERRED)
         self._deferred[order_id] = time.monotonic() + wait_ms / 1000
+        self._engine.move(order_id, job.label, DEFERRED)
 
     def _emitter(self, attempt: Attempt) -> Emit:
         count = 0
@@ -247,7 +248,7 @@ class _Worker:
             try:
                 self._hear()
                 if time.monotonic() >= reap_at:
-                    self._engine.take_over()
+                    self._impatient.take_over()
                     reap_at = time.monotonic() + lease_s / 4
             except Exception as error:  # If the database is away, no heartbeat is sent, and the watchdog counts.
                 if not self._is_away:
@@ -264,14 +265,14 @@ class _Worker:
     def _hear(self) -> None:
         """Send a heartbeat, and read the notes of this worker's orders."""
         live = dict(self._live)
-        if not self._ledger.beat(self.id):
+        if not self._impatient.ledger.beat(self.id):
             silent = f"sent no heartbeat for {self._engine.lease_s:g} s"
             self.lost = f"worker {self.id} {silent}; others took its orders over"
             for _, control in live.values():
                 control.fenced = self.lost
             self._deferred.clear()
         ids = [*live, *list(self._deferred)]
-        for row in self._engine.rows(workflow_ids=ids) if ids else ():
+        for row in self._impatient.rows(workflow_ids=ids) if ids else ():
             id, why = row.workflow_id, notes_of(row).cancelled
             if id in live:
                 attempt, control = live[id]
@@ -279,5 +280,5 @@ class _Worker:
                 given = answers_of(row, attempt)
                 control.answers.update({ask: msgspec.convert(one, Decision) for ask, one in given.items()})
             if id in self._deferred and (why is not None or self._deferred[id] <= time.monotonic()):
-                self._engine.move(id, self._label)
+                self._impatient.move(id, self._label)
                 del self._deferred[id]
