@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import os
 import shutil
 from collections.abc import Iterator
@@ -303,6 +304,7 @@ def backend_name(folder: Path) -> str | None:
     return None if backend is None else backend.id
 
 
+@functools.cache
 def boot_id() -> str | None:
     """Names this start of the machine; None where the system does not say."""
     try:

@@ -40,15 +40,18 @@ def kept_since(home: Path, key: str) -> str:
         return ""
 
 
-def keep_manifest(home: Path, key: str, hello: dict[str, Any]) -> None:
+def keep_manifest(home: Path, key: str, hello: dict[str, Any], known: dict[str, Any] | None = None) -> None:
     """Keep a hello under this key in place of the one before; a reader sees one or the other, never half.
 
     The same one as before is noted as heard again.
 
+    Args:
+        known: the hello that `kept_manifest` returned for this key; None if it was not read.
+
     Raises:
         StoreError: `receipt_store_failed` when the disk fails; callers may go on without.
     """
-    if kept_manifest(home, key) == hello:
+    if known == hello:
         with suppress(OSError):
             os.utime(_path(home, key))
             return

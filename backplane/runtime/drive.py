@@ -25,7 +25,6 @@ from backplane.contract.capability import read_manifest
 from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, from_code, unforeseen
 from backplane.protocol.control import ControlEnd
 from backplane.protocol.messages import version_compatible
-from backplane.receipts.manifests import keep_manifest
 from backplane.receipts.outcomes import End, cause
 from backplane.receipts.state import RunState
 from backplane.redact.cuts import HOLD_S_MAX
@@ -251,8 +250,7 @@ class Drive:
                 f"{self.backend.id!r} speaks {hello.contract_version[:40]!r}, this control plane abp/v0.1",
                 hint="use a host of the same major version",
             )
-        with suppress(StoreError):  # Only a cache, which the run does not need.
-            keep_manifest(self.plane.home, requirements.key, hello.capabilities)
+        requirements.keep(self.plane.home, hello)
         self.place.check_asks(hello.extensions)
         requirements.check_hello(hello, manifest)
         requirements.add_servers(hello, self.limits)

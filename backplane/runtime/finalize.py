@@ -206,7 +206,8 @@ def _as_text(facts: RunState, patch: Patch, added: dict[str, Json]) -> tuple[str
     if patch.left_out:
         fact["left_out"] = list(patch.left_out[:NAMES_MAX])
     try:
-        diff = patch.path.read_bytes().decode() if patch.bytes <= DIFF_BYTES_MAX else None
+        data = patch.path.read_bytes() if 0 < patch.bytes <= DIFF_BYTES_MAX else b""
+        diff = data.decode() if len(data) == patch.bytes else None
     except UnicodeDecodeError:
         diff = None
     except OSError as error:

@@ -6,8 +6,9 @@ Manifests and a hello come in; a refusal, the negotiation for the receipt and th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio.to_thread
 import msgspec
@@ -18,9 +19,9 @@ from backplane.contract.canonical import Json
 from backplane.contract.capability import Manifest, read_manifest
 from backplane.contract.unknown import check_heeded
 from backplane.contract.work import OF_QUEUE, WITHOUT_ROUTER, WorkOrder
-from backplane.errors import BackendError, CapabilityError, ConfigError
+from backplane.errors import BackendError, CapabilityError, ConfigError, StoreError
 from backplane.policy.capabilities import negotiate, refusal, supplied
-from backplane.receipts.manifests import kept_manifest, kept_since
+from backplane.receipts.manifests import keep_manifest, kept_manifest, kept_since
 from backplane.receipts.state import RunState
 from backplane.runtime.backends import Backend
 from backplane.runtime.hooks import CAPABILITY, SUBAGENT, Hook, below
@@ -42,7 +43,6 @@ class RunRequirements:
     Attributes:
         checkpoints: True if this control plane makes a checkpoint before every tool that may write.
         extensions: extensions that are announced with this run.
-        key: the key of the host's stored manifest.
 
     Args:
         hooks: the hooks of the run.
@@ -54,7 +54,9 @@ class RunRequirements:
 
     def __init__(self, facts: RunState, backend: Backend, hooks: tuple[Hook, ...], isolation: Isolation) -> None:
         self._facts, self._backend, self._hooks, self._given = facts, backend, hooks, facts.order
-        self.key = backend.key
+        self._key = backend.key
+        self._kept: dict[str, Any] | None = None
+        """The host's last stored hello; None if there is none."""
         self.extensions = (*EXTENSIONS, STAGE) if backend.remote else EXTENSIONS
         # Another machine makes its own checkpoints, as the order that it gets asks for them too.
         self.checkpoints = facts.settings.get("checkpoints") == "auto" and not backend.remote
@@ -83,8 +85,14 @@ class RunRequirements:
 
     def check_kept(self, home: Path) -> None:
         """Refuse an order that the host's last stored hello does not satisfy. Raises CapabilityError, as `_check`."""
-        if (kept := kept_manifest(home, self.key)) is not None:
-            self._check(self.supply(read_manifest(kept), EXTENSIONS), kept_since=kept_since(home, self.key))
+        self._kept = kept_manifest(home, self._key)
+        if self._kept is not None:
+            self._check(self.supply(read_manifest(self._kept), EXTENSIONS), home=home)
+
+    def keep(self, home: Path, hello: wire.Hello) -> None:
+        """Store a hello for the next order; a failed write is ignored."""
+        with suppress(StoreError):  # Only a cache, which the run does not need.
+            keep_manifest(home, self._key, hello.capabilities, self._kept)
 
     def supply(self, manifest: Manifest, extensions: tuple[str, ...]) -> Manifest:
         """Return a backend's capabilities, plus those that the order wants and this control plane supplies.
@@ -100,11 +108,11 @@ class RunRequirements:
         here = {*CAPABILITY.values(), *(() if self._backend.remote else ("checkpointing",))}
         return supplied(manifest, wanted & here)
 
-    def _check(self, *offers: Manifest, kept_since: str | None = None) -> None:
+    def _check(self, *offers: Manifest, home: Path | None = None) -> None:
         """Refuse the order unless one of the offers satisfies all of it.
 
         Args:
-            kept_since: the time of the stored hello that the offers are from; None for a hello of this run.
+            home: the state folder with the hello that the offers are from; None for a hello of this run.
 
         Raises:
             CapabilityError: `capability_unsupported`.
@@ -112,7 +120,7 @@ class RunRequirements:
         found = negotiate(self._given.requirements, *offers)
         self._facts.added["negotiation"] = found.to_wire()
         if not found.satisfied:
-            raise refusal(found, self._backend.id, kept_since)
+            raise refusal(found, self._backend.id, kept_since(home, self._key) if home is not None else None)
 
     def check_hello(self, hello: wire.Hello, whole: Manifest) -> None:
         """Refuse the order unless the agent behind a host can satisfy all of it.

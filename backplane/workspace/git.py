@@ -329,7 +329,7 @@ def copy_shared(git_dir: Path, to: Path) -> None:
     for path in git_dir.glob("sharedindex.*"):
         with (git_dir / "index").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as index:
             named = index.find(bytes.fromhex(path.suffix[1:])) >= 0
-        if named and path.is_file():
+        if named and path.is_file() and not (to / path.name).exists():
             copy_whole(path, to / path.name)
 
 

@@ -218,9 +218,10 @@ class Workspace:
             self.special_count = len(listing.special)
             _check_bytes(listing, self._scope)
             self._repository = repository.find(self.original).beside(git.user_rules(os.environ))
-            ignored = self._find_ignored(source, listing)
+            with git.scratch(self._stage_dir, _STAGING, self._scope.stopped) as scratch:
+                ignored = self._find_ignored(scratch, source, listing)
+                found = self._find_history(scratch) if self.mode == "staged" else ""
             if self.mode == "staged":
-                found = self._find_history()
                 Stage(self.root, self._scope, self._baseline, ignored, self._unread, found).fill(
                     source, listing, self._repository.carried
                 )
@@ -229,7 +230,7 @@ class Workspace:
         self._identity = identity(self.root)
         self._baseline.seal()
 
-    def _find_history(self) -> history.History | str:
+    def _find_history(self, scratch: git.Scratch) -> history.History | str:
         """Read the history for the copy; or return why it gets none, "" if the original has none."""
         known, rules = self._repository, (self._scope.exclude, self._unread)
         if known.git_dir is None:
@@ -238,8 +239,7 @@ class Workspace:
             if self._travels:
                 raise history.Unshared("it stays on the machine that the copy is sent from")
             selection = history.Selection(tuple(globs for globs in rules if globs), self._scope.include)
-            with git.scratch(self._stage_dir, _STAGING, self._scope.stopped) as scratch:
-                found = history.read(known, scratch, selection)
+            found = history.read(known, scratch, selection)
         except history.Unshared as error:
             self.no_history = str(error)
             return self.no_history
@@ -255,18 +255,17 @@ class Workspace:
             raise OSError(errno.ESTALE, "replaced by another folder", str(self.root))
         return handle
 
-    def _find_ignored(self, source: int, listing: Listing) -> Collection[str]:
+    def _find_ignored(self, scratch: git.Scratch, source: int, listing: Listing) -> Collection[str]:
         rules, known = read_rules(source, listing, self._scope), self._repository
         if not (rules or known.excluded or known.above):
             return ()
-        with git.scratch(self._stage_dir, _STAGING, self._scope.stopped) as scratch:
-            # What was added in spite of the rules belongs to the work; it also spares most questions.
-            tracked = known.tracked(scratch)
-            if tracked is None:
-                return ()  # Nothing that may be tracked is lost.
-            self._repository = known = known.obeyed(scratch)
-            found = known.ignored(scratch, listing.paths(but=tracked), rules)
-            return found - self._tracked_below(scratch, listing, rules, found)
+        # What was added in spite of the rules belongs to the work; it also spares most questions.
+        tracked = known.tracked(scratch)
+        if tracked is None:
+            return ()  # Nothing that may be tracked is lost.
+        self._repository = known = known.obeyed(scratch)
+        found = known.ignored(scratch, listing.paths(but=tracked), rules)
+        return found - self._tracked_below(scratch, listing, rules, found)
 
     def _tracked_below(
         self, scratch: git.Scratch, listing: Listing, rules: Mapping[str, bytes], ignored: set[str]
