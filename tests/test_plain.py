@@ -30,7 +30,20 @@ FIRST = re.compile(
 """How a docstring begins that has no subject and verb."""
 
 PLAIN = (
-    *("cli", "conform", "host", "process", "protocol", "runtime", "sandbox", "scale", "schemas", "serve", "telemetry"),
+    *(
+        "cli",
+        "conform",
+        "dialects",
+        "host",
+        "process",
+        "protocol",
+        "runtime",
+        "sandbox",
+        "scale",
+        "schemas",
+        "serve",
+        "telemetry",
+    ),
     *("testing", "tools", "upstream", "view", "web"),
     *("__init__.py", "__main__.py", "api.py", "config.py", "errors.py", "resources.py"),
 )

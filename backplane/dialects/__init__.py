@@ -91,7 +91,7 @@ def _plugged(name: str) -> Any:
         raise TranslationError("dialect_unknown", fact, hint=f"{meant}there are {', '.join(there)}")
     try:
         made = found[0].load()
-    except Exception as error:  # Somebody else's code, whatever it raises.
+    except Exception as error:  # Third-party code can raise anything.
         fact = f"the dialect {name!r} cannot be loaded: {type(error).__name__}: {error}"
         raise TranslationError("dialect_unknown", fact[:400], hint="correct or remove its wheel") from error
     if not (callable(getattr(made, "to_ir", None)) and callable(getattr(made, "from_ir", None))):

@@ -1,4 +1,4 @@
-"""Between the neutral form and the contract: answers and streams become agent events, orders become conversations.
+"""Convert answers and streams to the contract's agent events, and orders to conversations.
 
 Times come in as an argument; nothing here looks at a clock.
 """
@@ -143,14 +143,14 @@ def _whole(part: ir.Part, now: str) -> AgentEvent | None:
 def order_conversation(
     order: WorkOrder, config: Mapping[str, Json], dialect: str, defaults: Mapping[str, Json]
 ) -> ir.Conversation:
-    """Turn an order into the first request.
+    """Return the first request of an order.
 
     Args:
         config: `model`, `system`, `tools` (a list of name, description, schema) and any of `ir.OPTIONS`;
             what it does not say comes from the order, then from `defaults`.
 
     Raises:
-        ConfigError: `config_invalid`, a key that is none of these.
+        ConfigError: `config_invalid`, an unknown key.
     """
     settings = {**defaults, **config}
     if order.config.model is not None and "model" not in config:

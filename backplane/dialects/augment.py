@@ -51,7 +51,7 @@ IMAGE_TYPES: Final = {1: "image/png", 2: "image/jpeg", 3: "image/gif", 4: "image
 IMAGE_HEADS: Final = {
     "iVBORw0KGgo": "image/png", "/9j/": "image/jpeg", "R0lGOD": "image/gif", "UklGR": "image/webp",
 }  # fmt: skip
-"""How the base64 of each begins, for nodes that do not say their format."""
+"""First characters of the base64 → media type, for nodes without a format."""
 
 PLACEHOLDER_CHARS_MAX: Final = 16
 """A message of so many hyphens at most is what a client sends that has only nodes to say."""
@@ -60,7 +60,7 @@ REQUEST_NODES: Final = ("request_nodes", "structured_request_nodes", "nodes")
 RESPONSE_NODES: Final = ("response_nodes", "structured_output_nodes")
 
 PERSONAS: Final = {1: "PROTOTYPER", 2: "BRAINSTORM", 3: "REVIEWER"}
-"""By `persona_type`; 0 is none."""
+"""`persona_type` → name; 0 means no persona."""
 
 AGENT: Final = "Work as a coding agent: use the tools you are given until the task is done."
 """Said when the mode is AGENT."""
@@ -74,13 +74,13 @@ CODE: Final = {
 """Members that show code, and the words before it."""
 
 NOTHING: Final[tuple[Json, ...]] = (None, "", [], {})
-"""What a member says that an editor does not use."""
+"""Values of members that the editor does not use."""
 
 K = TypeVar("K")
 
 
 def is_said(text: str) -> bool:
-    """Whether a text says something: it is not blank and no placeholder."""
+    """Return whether a text is neither blank nor a placeholder."""
     bare = text.strip()
     return bool(bare) and not (len(bare) <= PLACEHOLDER_CHARS_MAX and not bare.strip("-"))
 
@@ -333,7 +333,7 @@ def read_turn(text: str, text_at: str, members: Members, code: Iterable[ir.Part]
 
 
 def has_summary(value: Json) -> bool:
-    """Whether an exchange or a request holds a summary of what was before it."""
+    """Return whether an exchange or a request contains a summary of earlier messages."""
     if type(value) is not dict:
         return False
     members = Members(value, "", LossLedger(NAME, NAME))
@@ -551,7 +551,7 @@ USAGE: Final = {
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What a request says about the answer that it wants."""
+    """The wishes of a request about its answer."""
 
     tool_use_start: bool = False
     """True to announce each call before the call itself."""
@@ -571,7 +571,7 @@ class ChunkWriter(BlockWriter):
 
     def __init__(self, source: str, reply: Reply) -> None:
         super().__init__(dialect(source), source)
-        self.ledger = LossLedger(source, NAME, is_answer=True)  # its words are none of a dialect's tables
+        self.ledger = LossLedger(source, NAME, is_answer=True)  # the target is no dialect of the table
         self.reply = reply
         self.node_id = 0
         self.calls: set[tuple[str, str, str]] = set()

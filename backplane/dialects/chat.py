@@ -103,7 +103,7 @@ CACHED_ON_TOP: Final = Counters(
     needed=("input", "output"), also={"cache_read": "prompt_tokens_details/cached_tokens"},
 )  # fmt: skip
 ERROR: Final[dict[str, Json]] = {"type": "upstream_error", "param": None, "code": None}
-"""What OpenAI's dialects say of an error beside its message."""
+"""Members of an error beside its message."""
 
 LIMITS: Final = ServerLimits(call_id=Spelling(most=40), tool_name=Spelling("[a-zA-Z0-9_-]", 64))
 """platform.openai.com, chat/create: names of tools and lengths of ids, read 2026-11."""
@@ -120,11 +120,11 @@ KNOWN: Final[dict[str, frozenset[Any]]] = {
 }  # fmt: skip
 """Option → what the server takes."""
 FORM_MEMBERS: Final = frozenset({"name", "schema", "strict", "description"})
-"""What the form of an answer may say of its schema."""
+"""Members of a response format that the neutral form has."""
 
 
 class Flavour(msgspec.Struct, frozen=True, kw_only=True):
-    """What sets one dialect of the family apart."""
+    """The differences of one dialect from its family."""
 
     name: str
     roles: frozenset[str] = frozenset(ROLES)
@@ -137,13 +137,13 @@ class Flavour(msgspec.Struct, frozen=True, kw_only=True):
     thinking_answer: str = "reasoning_content"
     thinking_fields: tuple[str, ...] = ("reasoning_content", "reasoning", "reasoning_text")
     thinking_is_on_or_off: bool = False
-    """Whether a request only says whether to think, in its member `thinking`."""
+    """True if a request can only switch thinking on or off, in its member `thinking`."""
     signature_field: str | None = None
     cached_tokens_on_top: bool = False
     """`usage.cached_tokens` instead of a member of the details."""
     has_files: bool = True
     has_image_urls: bool = True
-    """Whether images may be given by an address, not only as data."""
+    """True if images may be URLs, not only data."""
     unknown_options: frozenset[str] = frozenset()
 
     @property
@@ -797,7 +797,7 @@ class _Call:
 
 
 class _Choice:
-    """What is open in one choice."""
+    """The open blocks of one choice."""
 
     def __init__(self, number: int) -> None:
         self.number = number

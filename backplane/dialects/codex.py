@@ -702,7 +702,7 @@ class StreamReader(BlockReader):
         self.current: Any = None
         self.call_ids: set[str] = set()
         self.texts: list[str] = []
-        """Texts and refusals that were said, each whole, to find in the last event what nobody said."""
+        """Complete texts and refusals so far; the last event is searched for others."""
         self.handlers = {
             "response.created": self._begin, "response.in_progress": self._begin, "response.queued": self._begin,
             "response.output_item.added": self._added, "response.output_item.done": self._done,
@@ -800,7 +800,7 @@ class StreamReader(BlockReader):
         return [*out, self.more(key, text, "arguments" if what == "call" else "text")]
 
     def _text_done(self, chunk: Json) -> list[ir.StreamEvent]:
-        """Read an event that repeats a text: what nobody said of it is said now."""
+        """Read an event that repeats a text; the part that no delta had is added."""
         what, member = DONES[chunk["type"]]
         text = chunk.get(member)
         item = self._item(chunk, {"call": "function_call", "content": "reasoning"}.get(what, "message"))
@@ -810,7 +810,7 @@ class StreamReader(BlockReader):
         return self._rest(key, text, item.at) if key in self.open else self._say(chunk, what, text)
 
     def _rest(self, key: Any, whole: str, at: str) -> list[ir.StreamEvent]:
-        """Say what a whole text has beyond its pieces; one that says something else is named."""
+        """Add the part of a complete text beyond its pieces; a different text is noted."""
         block = self.open[key]
         said = _said(block)
         field = "arguments" if isinstance(block.part, ir.ToolUse) else "text"
@@ -841,7 +841,7 @@ class StreamReader(BlockReader):
         return [event for place, part in enumerate(parts) for event in self._settle(item, place, part)]
 
     def _settle(self, item: _Item, place: int, part: ir.Part) -> list[ir.StreamEvent]:
-        """Say what nobody said of a whole block, and end it."""
+        """Add the part of a complete block that no delta had, and end the block."""
         key = (item.key, place)
         if key in self.open:
             out = self._rest(key, getattr(part, "text", None) or "", item.at)
@@ -878,7 +878,7 @@ class StreamReader(BlockReader):
         return [*out, ir.StreamEnded(answer if has_all else None)]
 
     def _missing(self, parts: tuple[ir.Part, ...]) -> list[ir.StreamEvent]:
-        """Say what the whole has and no event said, and the rest of a text that was begun."""
+        """Add blocks of the complete answer that no event had, and the rest of incomplete texts."""
         out: list[ir.StreamEvent] = []
         nothing, told = not self.counts, list(self.texts)
         waiting = [key for key, block in self.open.items() if not isinstance(block.part, ir.Thinking)]

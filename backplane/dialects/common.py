@@ -1,4 +1,4 @@
-"""What the vendors' files share: JSON helpers, members taken from an object, ids, and the notes of a direction.
+"""Functions that all dialects share: JSON, members of an object, ids, options, counters, and notes of losses.
 
 No vendor's words are here.
 """
@@ -275,7 +275,7 @@ def take_cache(rest: dict[str, Any], name: str = "cache_control") -> dict[str, A
 
 
 class LossLedger:
-    """The losses of one direction; made by whoever reads or writes a document.
+    """Collects the losses of reading or writing one document.
 
     Args:
         source: the dialect that the pointers are of.
@@ -306,7 +306,7 @@ class LossLedger:
         return loss
 
     def add(self, losses: Iterable[ir.Loss]) -> None:
-        """Take losses that somebody else has noted."""
+        """Add losses that were noted elsewhere."""
         for loss in losses:
             self.losses.append(loss)
             self.named.add(loss.path)

@@ -1,4 +1,4 @@
-"""What a translation lost: one comparison of a document with what its own dialect makes of the translation.
+"""Find the losses of a translation: compare a document with the translation of its translation.
 
 Members of a list are matched by what they say, then by their id or name, so that one dropped member does not shift the
 others. Null, absent and empty are one; so are a text and a list of one text. No vendor's words are here but ids' names.

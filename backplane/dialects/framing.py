@@ -26,7 +26,7 @@ OWN_NAMES: Final = "copilot_"
 """Beginning of the names of events that a Copilot extension adds (docs.github.com, read November 2026)."""
 
 UNREADABLE: Final = (ValueError, RecursionError)
-"""What reading JSON from outside can raise: no JSON, no UTF-8, a number out of range, or deeper than the stack."""
+"""Exceptions of the JSON reader: no JSON, no UTF-8, a number out of range, or nesting deeper than the stack."""
 
 _decode: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder().encode
@@ -43,9 +43,9 @@ class _Framing:
     def __init__(self) -> None:
         self.skipped = 0
         self.done = False
-        """Whether the stream has said its end."""
+        """True after the stream's own end mark."""
         self._begun = bytearray()
-        """What has come of a line or an element; one of 64 MiB may come in a million pieces."""
+        """The incomplete line or element; 64 MiB may arrive in a million pieces."""
 
     def _decoded(self, data: bytes) -> list[Json]:
         try:
@@ -166,7 +166,7 @@ def _with_name(value: Json, name: str) -> Json:
 
 
 _MARKS: Final = re.compile(rb'\\.?|["{}\[\]]', re.DOTALL)
-"""What tells where a document begins and ends; an escape takes the byte after it."""
+"""Marks that decide where a document begins and ends; an escape includes the next byte."""
 
 
 class JsonArray(_Framing):

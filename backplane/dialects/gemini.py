@@ -686,7 +686,7 @@ WAITING_MAX: Final = 8
 SENT_BEFORE: Final = "text that was sent before"
 
 SAID_CHARS_MAX: Final = 256
-"""Of a text so far this much is compared; no model begins one chunk with so much of the answer's own beginning."""
+"""Characters of the text so far that are compared; no model repeats so much of its beginning in one chunk."""
 
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[['\"](.*?)['\"]\]")
 
@@ -718,7 +718,7 @@ class _Seen:
         return added
 
     def repeats(self, text: str) -> bool:
-        """Whether a chunk surely repeats what was said, a waiting one included."""
+        """Return whether a chunk certainly repeats the text so far, waiting chunks included."""
         said, length = (self.waiting[-1], len(self.waiting[-1])) if self.waiting else (self.begin, self.length)
         return length >= REPEAT_CHARS_MIN and len(text) >= length and text.startswith(said) and not said.isspace()
 
@@ -829,7 +829,7 @@ class StreamReader(BlockReader):
         return [*out, *self.begin(state.number, read, state.number), *self.end(state.number, read)]
 
     def _was_said(self, state: _Candidate, call: ir.ToolUse) -> bool:
-        """Whether an earlier chunk had the same call; one chunk may hold the same call twice and mean it."""
+        """Return whether an earlier chunk had the same call; a call twice in one chunk is meant twice."""
         if not call.id_made and call.id in state.ids:
             return True
         arguments = json_text(call.input)

@@ -1,4 +1,4 @@
-"""What was said before, between the forms that keep it: a session's messages, the dialects' messages, vendors' records.
+"""Convert histories between their forms: a session's messages, the dialects' messages, vendors' records.
 
 `neutral` writes a session's messages for the dialects; `Talk` collects messages while events or records are read. Pure.
 """
@@ -29,7 +29,7 @@ NO_RESULT: Final = "No result of this call was recorded: whether it ran is unkno
 
 
 def neutral(messages: Sequence[said.Message]) -> tuple[ir.Message, ...]:
-    """Return what was said in the neutral form that dialects write; calls without a result get one that says so."""
+    """Return messages in the neutral form; a call without a result gets one that says so."""
     unknown = {call.id for call in said.unresolved(tuple(messages))}
     made: list[ir.Message] = []
     for message in messages:
@@ -45,7 +45,7 @@ def neutral(messages: Sequence[said.Message]) -> tuple[ir.Message, ...]:
 
 
 def user_message(text: str, images: Sequence[said.Image]) -> ir.Message:
-    """Return words of the user's, and what was shown with them."""
+    """Return a message of the user with its images."""
     shown = [ir.Media(kind="image", media_type=one.media_type, data=one.data, url=one.url) for one in images]
     words = [ir.Text(text=text)] if text or not shown else []
     return ir.Message(role="user", parts=(*words, *shown), flat=not shown)
@@ -72,7 +72,7 @@ def _results(*rows: tuple[str, str, bool]) -> ir.Message:
 
 
 def _joined(messages: list[ir.Message]) -> list[ir.Message]:
-    """Results that follow each other as one message, as a turn's calls are answered together."""
+    """Join results that follow each other: the calls of a turn are answered in one message."""
     made: list[ir.Message] = []
     for message in messages:
         if made and message.role == "tool" == made[-1].role:
@@ -82,7 +82,7 @@ def _joined(messages: list[ir.Message]) -> list[ir.Message]:
 
 
 class StoredHead(msgspec.Struct, frozen=True):
-    """What a vendor's record says of its conversation."""
+    """The head of a vendor's record of a conversation."""
 
     id: str
     root: str | None
@@ -93,7 +93,7 @@ class StoredHead(msgspec.Struct, frozen=True):
 
 
 class Talk:
-    """What was said, while it is read: blocks of the agent's become one message up to a result or the user's words."""
+    """Collects messages; blocks of the agent become one message, which a result or the user's text ends."""
 
     def __init__(self) -> None:
         self._made: list[Message] = []
@@ -106,28 +106,28 @@ class Talk:
         self._dropped: Counter[str] = Counter()
 
     def user(self, text: str, images: Sequence[Image] = ()) -> None:
-        """The user said something."""
+        """Add a message of the user."""
         self._flush()
         self._made.append(UserMessage(content=text, images=tuple(images)))
 
     def think(self, text: str, signature: str | None = None, redacted: str | None = None) -> None:
-        """The model thought."""
+        """Add thinking of the model."""
         if text or signature or redacted:
             self._thinking.append(ThinkingBlock(text=text, signature=signature, redacted=redacted))
 
     def say(self, text: str, proof: str | None = None) -> None:
-        """The agent said something, perhaps with a signature for it."""
+        """Add text of the agent, with its signature if it has one."""
         self._text += [text] if text else []
         self._proof = proof or self._proof
 
     def call(self, id: str, name: str, arguments: Json, signature: str | None = None) -> None:
-        """The agent called a tool; a call that stands there twice is one."""
+        """Add a call of the agent; a repeated call is ignored."""
         if id not in self._known:
             self._calls.append(MessageToolCall(id=id, name=name, arguments=arguments, signature=signature))
             self._known[id] = None
 
     def result(self, id: str, text: str, *, is_error: bool = False) -> None:
-        """A tool gave something back; what stands there twice is said once."""
+        """Add the result of a call; a repeated result is ignored."""
         if id not in self._known or self._known[id] is not None:
             if self._known.get(id) != text:
                 self.drop("results without their call" if id not in self._known else "further results of a call")
@@ -171,7 +171,7 @@ class Talk:
                 self.user("\n\n".join(words), images)
 
     def drop(self, what: str, count: int = 1) -> None:
-        """Something is not carried."""
+        """Count messages or blocks that are left out."""
         if count:
             self._dropped[what] += count
 
@@ -181,14 +181,14 @@ class Talk:
         return len(self._made)
 
     def cut(self, mark: int, what: str) -> None:
-        """Take away what came after a mark."""
+        """Remove the messages after a mark."""
         self._flush()
         if len(self._made) > mark:
             self.drop(what, len(self._made) - mark)
         del self._made[mark:]
 
     def undo(self, prompts: int) -> None:
-        """Take back so many words of the user's, and what followed them."""
+        """Remove the last messages of the user, and what followed them."""
         self._flush()
         users = [place for place, message in enumerate(self._made) if isinstance(message, UserMessage)]
         if prompts > 0 and users:
@@ -230,7 +230,7 @@ SUMMED: Final = "messages before the program's own summary of them"
 
 
 def unknown(kind: object) -> str:
-    """Say what is dropped of a kind that has no reader."""
+    """Return the name under which records of an unknown kind are counted."""
     return f"records of the kind {str(kind)[:60]!r}"
 
 

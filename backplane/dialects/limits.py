@@ -1,4 +1,4 @@
-"""What servers refuse by their documented rules although their types take it; a conversation is fitted to them.
+"""Fit conversations to rules that servers document beside their types.
 
 Letters and lengths are mapped injectively and without memory: the same name has the same spelling in every turn.
 """
@@ -48,7 +48,7 @@ class Spelling(msgspec.Struct, frozen=True):
     """The letters and the length that a server takes in an id or a name."""
 
     letters: str = r"[^\n]"
-    """What each letter matches; every server takes those from a to x."""
+    """Expression that matches one letter; every server takes those from a to x."""
     most: int = 0
     """Most letters; 0 is any number."""
     first: str = ""
@@ -75,7 +75,7 @@ ANY_WORD: Final = Spelling()
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
-    """What one server refuses."""
+    """The rules of one server."""
 
     call_id: Spelling = ANY_WORD
     tool_name: Spelling = ANY_WORD
@@ -189,7 +189,7 @@ def _callable(tools: tuple[ToolSpec, ...], limits: ServerLimits, ledger: LossLed
 
 
 WORDLESS: Final = "(nothing)"
-"""What a request says that has no words at all, where the server refuses one."""
+"""Text of a request without any text, which the server would refuse."""
 CUT_CALL: Final = "a call whose arguments were cut would be run as a whole one here"
 
 
@@ -213,7 +213,7 @@ def runnable(answer: Answer, limits: ServerLimits, ledger: LossLedger) -> Answer
 
 
 def _with_tools(conversation: Conversation, ledger: LossLedger) -> dict[str, Any]:
-    """Leave out what only means something with tools, where there are none that the target takes."""
+    """Leave out options about tools if the target takes none of the tools."""
     kinds = {tool.name: tool.kind for tool in conversation.tools}
     options = conversation.options
     if any(kind != "server" for kind in kinds.values()) or not options.keys() & NEED_TOOLS:

@@ -1,4 +1,4 @@
-"""How answers end, for all dialects: reasons to stop, bodies that only say an error."""
+"""Translate the reasons why answers end, by two tables a vendor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Endings(msgspec.Struct, frozen=True):
     stops: Mapping[str, Stop]
     """Word → what it means; an unknown one is `other`."""
     words: Mapping[Stop | None, str]
-    """What is said for each reason; for an unknown one a word of the cautious side."""
+    """Reason → word; an unknown reason gets a word that promises no complete answer."""
     unended: frozenset[str] = frozenset()
     """Words of an answer that goes on."""
 

@@ -16,7 +16,7 @@ from backplane.dialects.common import LossLedger
 from backplane.dialects.ir import Conversation, Message, Part, Text, ToolOutput, ToolUse, Translated
 
 MISSING: Final = "no result: the tool did not run to its end"
-"""What a model reads where a result is missing."""
+"""The text of a missing result."""
 
 
 def paired(conversation: Conversation, *, ids_optional: bool = False) -> Translated[Conversation]:
@@ -36,7 +36,7 @@ def paired(conversation: Conversation, *, ids_optional: bool = False) -> Transla
 
 
 def is_paired(messages: Iterable[Message]) -> bool:
-    """Whether each message with calls is followed by one that holds their results in order, and there are no others."""
+    """Return whether each message with calls is followed by exactly their results, in order."""
     due: list[tuple[str, bool]] = []
     seen: set[str] = set()
     for message in messages:
@@ -81,7 +81,7 @@ class _Pairing:
         """Message and part of those that have found one."""
         self.ids: set[str] = set()
         self.others = list(itertools.accumulate(message.role != "tool" for message in conversation.messages))
-        """How many messages up to each one say something else than results."""
+        """Number of messages that are no results, up to each message."""
 
     def run(self) -> list[Message]:
         messages = self.conversation.messages
@@ -142,7 +142,7 @@ class _Pairing:
         )  # fmt: skip
 
     def _rest(self, place: int, message: Message) -> Message:
-        """What is left of a message without the results that went to their calls; orphans become words."""
+        """Return a message without the results that moved to their calls; results without a call become text."""
         if message.role != "tool" and not any(isinstance(part, ToolOutput) for part in message.parts):
             return message
         parts: list[Part] = []

@@ -32,7 +32,7 @@ class Incoming:
         self.whole: ir.Part | None = None
 
     def is_repeating(self) -> bool:
-        """Whether the arguments of a call make sense only when a piece that came twice is read once."""
+        """Return whether the arguments of a call are JSON only without their repeated pieces."""
         head = self.part.text or "" if isinstance(self.part, ir.ToolUse) else ""
         once = _unrepeated(self.texts)
         if len(once) == len(self.texts) or parse_json(head + "".join(self.texts)) is not None:
@@ -136,7 +136,7 @@ class Accumulator:
         self.began = msgspec.structs.replace(self.began, **changes)
 
     def part(self, choice: int, index: int) -> ir.Part | None:
-        """Return a block as far as it has come, None when there is none of this index."""
+        """Return a block as far as it is known; None without a block of this index."""
         block = self.blocks.get((choice, index))
         return None if block is None else block.finish()
 
@@ -237,7 +237,7 @@ class BlockReader:
     tag = "type"
     """Member in which chunks say their kind."""
     mends = False
-    """Whether what a gateway sends again is left out; the vendor itself means what it says twice."""
+    """True to leave out text that a gateway repeats; the vendor itself never repeats by mistake."""
 
     def __init__(self, dialect: Any) -> None:
         self.dialect = dialect
@@ -263,7 +263,7 @@ class BlockReader:
         return [ir.Kept(chunk, type(chunk) is not dict)]
 
     def worked_around(self, at: str, reason: str) -> None:
-        """Note a gateway's fault; whoever passes the losses on names the target."""
+        """Note a gateway's fault; the caller adds the target."""
         if len(self.losses) < FAULTS_MAX:
             self.ledger.degrade(at, "fallback", reason)
 
@@ -338,15 +338,15 @@ class BlockWriter:
     """
 
     has_choices = False
-    """Whether the target has several answers in one stream."""
+    """True if the target has several answers in one stream."""
     is_serial = False
-    """Whether a block that begins while another is open waits for its end."""
+    """True if a block waits until the open block has ended."""
     has_refusals = True
-    """Whether the target tells a refusal from a text."""
+    """True if the target has blocks for refusals."""
     cites_at_end = False
-    """Whether the end of a block says its citations; no stream takes a signature of another vendor."""
+    """True if the end of a block contains its citations; no stream takes a signature of another vendor."""
     takes_objects = False
-    """Whether arguments are an object, so that the free text of a call is streamed as its member `input`."""
+    """True if arguments are an object; the free text of a call is then its member `input`."""
 
     def __init__(self, dialect: Any, source: str) -> None:
         self.dialect = dialect
@@ -562,7 +562,7 @@ class BlockWriter:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the stream ended without saying how."""
+        """True if the stream ended without a reason."""
         return (
             not self.sum.stops
             and self.sum.failure is None

@@ -45,11 +45,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     TOOL_NAMES: Mapping[str, str]
     """The names that the vendor's agent gives its tools → neutral names."""
     CAPABILITIES: Manifest
-    """What a bare model behind it can do, by the contract's abilities."""
+    """Abilities of a bare model behind the dialect."""
     DEFAULTS: Mapping[str, Json]
     """`model` and options of an order that says none."""
     DONE: bool = False
-    """Whether a stream ends with the word `[DONE]`."""
+    """True if a stream ends with the word `[DONE]`."""
     read_request: Callable[[Json], Conversation]
     """Reads a request; raises `TranslationError` `dialect_mapping_failed` if it is none."""
     write_request: Callable[[Conversation, LossLedger], dict[str, Any]]
@@ -65,11 +65,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     usage: Counters
     endings: Endings
     error: Mapping[str, Json] = {}
-    """What an error says beside its message."""
+    """Members of an error beside its message."""
     error_head: Mapping[str, Json] = {}
     """Members beside an error."""
     limits: ServerLimits = ServerLimits()
-    """What the server refuses although its types take it."""
+    """Rules that the server documents beside its types."""
     normal: Callable[[Json], Json] = same
     """Writes a document in the vendor's first spelling, where it takes two."""
     spelled_at: Callable[[str, Json], str] = first
