@@ -593,19 +593,31 @@ def _read_options(rest: dict[str, Any], options: dict[str, Any], places: dict[st
     if (choice := read_choice_of_tool(rest.get("tool_choice"))) is not None:
         found("tool_choice", choice, "/tool_choice")
         del rest["tool_choice"]
-    form = rest.get("response_format")
-    body = form.get("json_schema") if type(form) is dict else None
-    if form in ({"type": "text"}, {"type": "json_object"}):
-        found("response_format", {"type": "text" if form["type"] == "text" else "json"}, "/response_format")
-    elif type(body) is dict and form == {"type": "json_schema", "json_schema": body} and is_form(body):
-        found("response_format", {"type": "schema", **body}, "/response_format")
-    if "response_format" in options:
+    form = pop_inner(rest, "response_format")
+    kind = form.pop("type", None)
+    body = form["json_schema"] if form.keys() == {"json_schema"} and type(form["json_schema"]) is dict else form
+    if (asked := read_form(kind, body)) is not None:
+        found("response_format", asked, "/response_format")
         del rest["response_format"]
 
 
-def is_form(body: dict[str, Any]) -> bool:
-    """Return whether the form of an answer says only what the neutral form has."""
-    return body.keys() <= FORM_MEMBERS and all(value is not None for value in body.values())
+def read_form(kind: Json, body: dict[str, Any]) -> dict[str, Any] | None:
+    """Read a response format; None if it has members that the neutral form has not."""
+    if kind in ("text", "json_object") and not body:
+        return {"type": "text" if kind == "text" else "json"}
+    is_known = kind == "json_schema" and body and body.keys() <= FORM_MEMBERS and None not in body.values()
+    return {"type": "schema", **body} if is_known else None
+
+
+def write_form(form: dict[str, Any], notes: LossLedger) -> tuple[str, dict[str, Any]]:
+    """Return the type of a response format and its members; a schema gets a name if it has none."""
+    if form["type"] != "schema":
+        return "text" if form["type"] == "text" else "json_object", {}
+    body = {name: value for name, value in form.items() if name in FORM_MEMBERS}
+    if "name" not in body and not notes.is_home:
+        notes.synthesise(notes.option_at("response_format"), "required", "a schema has a name here: answer")
+        body = {"name": "answer", **body}
+    return "json_schema", body
 
 
 def read_choice_of_tool(value: Json) -> dict[str, Any] | None:
@@ -660,11 +672,8 @@ def _write_options(conversation: ir.Conversation, out: dict[str, Any], flavour: 
         by_name = {"type": kind, kind: {"name": choice.get("name")}}
         out["tool_choice"] = by_name if choice["mode"] == "tool" else choice["mode"]
     if (form := left.pop("response_format", None)) is not None:
-        body = {name: value for name, value in form.items() if name in FORM_MEMBERS}
-        named = {"type": "json_schema", "json_schema": body if home else {"name": "answer", **body}}
-        out["response_format"] = named if form["type"] == "schema" else {
-            "type": "text" if form["type"] == "text" else "json_object"
-        }  # fmt: skip
+        kind, body = write_form(form, notes)
+        out["response_format"] = {"type": kind, kind: body} if body else {"type": kind}
     if (budget := left.pop("reasoning_budget", None)) is not None:
         word = effort_word(budget, conversation, notes)
         if word is not None:
@@ -747,10 +756,9 @@ def _write_choice(candidate: ir.Candidate, place: int, flavour: Flavour, notes: 
     message.setdefault("role", native if native is not None else "assistant")
     choice: dict[str, Any] = {"message": message, "index": place}
     raw = candidate.stop_raw
-    word = ENDINGS.write(candidate, notes)
     is_whole = notes.source in SISTERS and not has_cut_call(source.parts)
-    if is_whole and raw in OWN_STOPS and ENDINGS.read(raw, source.parts) == candidate.stop:
-        word = raw
+    is_own = is_whole and raw in OWN_STOPS and ENDINGS.read(raw, source.parts) == candidate.stop
+    word = raw if is_own else ENDINGS.write(candidate, notes)
     if word is not None:
         choice["finish_reason"] = word
     own(choice, candidate, flavour, notes)

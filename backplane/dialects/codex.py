@@ -17,7 +17,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import ir
-from backplane.dialects.chat import ERROR, FORM_MEMBERS, audio_type, is_form, read_choice_of_tool
+from backplane.dialects.chat import ERROR, audio_type, read_choice_of_tool, read_form, write_form
 from backplane.dialects.chat import KNOWN as CHAT_KNOWN
 from backplane.dialects.common import (
     NUMBER,
@@ -506,13 +506,9 @@ def _read_options(rest: dict[str, Any], options: dict[str, Any], places: dict[st
 
     found("reasoning_effort", pop(reasoning, "effort"), "/reasoning/effort")
     found("verbosity", pop(text, "verbosity"), "/text/verbosity")
-    form = text.get("format")
-    body = {name: value for name, value in form.items() if name != "type"} if type(form) is dict else {}
-    if form in ({"type": "text"}, {"type": "json_object"}):
-        found("response_format", {"type": "text" if form["type"] == "text" else "json"}, "/text/format")
-    elif kind_of(form) == "json_schema" and is_form(body):
-        found("response_format", {"type": "schema", **body}, "/text/format")
-    if "response_format" in options:
+    form = pop_inner(text, "format")
+    if (asked := read_form(form.pop("type", None), form)) is not None:
+        found("response_format", asked, "/text/format")
         del text["format"]
     put_back(rest, "reasoning", reasoning)
     put_back(rest, "text", text)
@@ -564,7 +560,7 @@ def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
 
 
 def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: LossLedger) -> None:
-    home, left = notes.is_home, dict(conversation.options)
+    left = dict(conversation.options)
     out |= write_options(left, SAME, notes, NAMES, BOUNDS, KNOWN)
     reasoning = write_options(left, ("effort",), notes, {"effort": "reasoning_effort"}, {}, KNOWN)
     if (budget := left.pop("reasoning_budget", None)) is not None:
@@ -574,10 +570,8 @@ def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: Lo
         out["reasoning"] = reasoning
     text = write_options(left, ("verbosity",), notes, known=KNOWN)
     if (form := left.pop("response_format", None)) is not None:
-        body = {name: value for name, value in form.items() if name in FORM_MEMBERS}
-        named = {"type": "json_schema", **({} if home else {"name": "answer"}), **body}
-        plain = {"type": "text" if form["type"] == "text" else "json_object"}
-        text["format"] = named if form["type"] == "schema" else plain
+        kind, body = write_form(form, notes)
+        text["format"] = {"type": kind, **body}
     if text:
         out["text"] = text
     if (choice := left.pop("tool_choice", None)) is not None:

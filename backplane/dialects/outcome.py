@@ -41,7 +41,10 @@ class Endings(msgspec.Struct, frozen=True):
         return "tool_use" if stop == "end" and (calls or any(isinstance(part, ToolUse) for part in parts)) else stop
 
     def write(self, candidate: Candidate, ledger: LossLedger) -> str | None:
-        """Return the word for why an answer stopped: the vendor's own while it means the same."""
+        """Return the word for why an answer stopped: the vendor's own while it means the same.
+
+        A word that means something else than the source's is noted, also if the way back would mend it.
+        """
         raw, stop, parts = candidate.stop_raw, candidate.stop, candidate.message.parts
         if not ledger.is_home and stop in RUNNABLE and has_cut_call(parts):
             ledger.degrade(candidate.stop_at, "stop", "a call was cut, so that it must not be run")
@@ -50,4 +53,8 @@ class Endings(msgspec.Struct, frozen=True):
             return raw
         if ledger.is_home and stop is None:
             return None
-        return self.words[stop]
+        word = self.words[stop]
+        found = self.read(word, parts)
+        if not ledger.is_home and stop is not None and (found != stop or stop in ("other", "error")):
+            ledger.degrade(candidate.stop_at, "stop", f"{raw or stop} became {found}")
+        return word

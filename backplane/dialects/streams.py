@@ -541,11 +541,8 @@ class BlockWriter:
         return self.stop(event)
 
     def stop_word(self, candidate: ir.Candidate) -> str | None:
-        """Return the target's word for why a choice ended; one that means something else is reported."""
+        """Return the target's word for why a choice ended."""
         word: str | None = self.dialect.endings.write(candidate, self.ledger)
-        found, stop = self.dialect.endings.read(word, candidate.message.parts), candidate.stop
-        if found != stop or stop in ("other", "error"):
-            self.ledger.degrade(candidate.stop_at, "stop", f"{candidate.stop_raw or stop} became {found}")
         return word
 
     def on_ended(self, event: ir.StreamEnded) -> list[Json]:
