@@ -159,13 +159,14 @@ class Accumulator:
             id=self.began.id,
             model=self.began.model,
             created=self.began.created,
-            candidates=tuple(self._candidate(choice, place) for place, choice in enumerate(choices)),
+            candidates=tuple(self.candidate(choice, place) for place, choice in enumerate(choices)),
             usage=self.usage,
             error=error,
             ext=self._ext(None, False, self.began.ext),
         )
 
-    def _candidate(self, choice: int, place: int) -> ir.Candidate:
+    def candidate(self, choice: int, place: int = 0) -> ir.Candidate:
+        """Return the answer of one choice so far."""
         keys = sorted(key for key in self.blocks if key[0] == choice)
         parts = tuple(self.blocks[key].finish() for key in keys)
         message = ir.Message(
@@ -534,10 +535,7 @@ class BlockWriter:
     def on_stop(self, event: ir.Stopped) -> list[Json]:
         if self._lose_choice(event.choice):
             return []
-        keys = sorted(key for key in self.sum.blocks if key[0] == event.choice)
-        message = ir.Message(role="assistant", parts=tuple(self.sum.blocks[key].finish() for key in keys))
-        candidate = ir.Candidate(message=message, stop=event.stop, stop_raw=event.raw, stop_at=event.at)
-        self.words[event.choice] = self.stop_word(candidate)
+        self.words[event.choice] = self.stop_word(self.sum.candidate(event.choice))
         return self.stop(event)
 
     def stop_word(self, candidate: ir.Candidate) -> str | None:
@@ -597,13 +595,9 @@ class BlockWriter:
         return self.sum.has_ended
 
     def counted(self) -> dict[str, Any] | None:
-        """Write the counters, None when none came; what they lose is said once."""
-        if self.sum.usage is None:
-            return None
-        scratch = LossLedger(self.ledger.source, self.ledger.target)
-        written: dict[str, Any] = self.dialect.usage.write(self.sum.usage, scratch)
-        if self.once("usage"):
-            self.ledger.add(scratch.losses)
+        """Write the counters; None if there were none."""
+        usage = self.sum.usage
+        written: dict[str, Any] | None = None if usage is None else self.dialect.usage.write(usage, self.ledger)
         return written
 
 
