@@ -22,9 +22,12 @@ from backplane.dialects.common import (
     Calls,
     Counters,
     LossLedger,
+    OptionsRead,
     added,
+    answer_of,
     arguments_text,
     by_address,
+    conversation_of,
     effort_word,
     ext_of,
     json_text,
@@ -41,7 +44,6 @@ from backplane.dialects.common import (
     read_file,
     read_url,
     take_cache,
-    take_options,
     without_none,
     write_content,
     write_options,
@@ -552,14 +554,9 @@ def read_request(document: Json, flavour: Flavour) -> ir.Conversation:
     rest, calls = members_of(document), Calls()
     found = pop_list(rest, "messages")
     messages = tuple(read_message(one, f"/messages/{place}", calls, flavour) for place, one in enumerate(found))
-    tools = pop(rest, "tools", list) if rest.get("tools") else ()  # an empty list stays, so that it is written again
-    options, places = take_options(rest, SAME, {})
-    _read_options(rest, options, places, flavour)
-    return ir.Conversation(
-        dialect=flavour.name, messages=messages, model=pop(rest, "model"), options=options, options_at=places,
-        tools=tuple(read_tool(tool, f"/tools/{place}", flavour) for place, tool in enumerate(tools or ())),
-        ext=ext_of(flavour.name, rest),
-    )  # fmt: skip
+    options = OptionsRead(rest, SAME, {})
+    _read_options(rest, options, flavour)
+    return conversation_of(flavour.name, rest, messages, options, lambda tool, at: [read_tool(tool, at, flavour)])
 
 
 def read_tool(value: Json, at: str, flavour: Flavour) -> ir.ToolSpec:
@@ -580,24 +577,20 @@ def read_tool(value: Json, at: str, flavour: Flavour) -> ir.ToolSpec:
     )  # fmt: skip
 
 
-def _read_options(rest: dict[str, Any], options: dict[str, Any], places: dict[str, str], flavour: Flavour) -> None:
-    def found(name: str, value: Any, at: str) -> None:
-        if value is not None and name not in options:
-            options[name], places[name] = value, at
-
+def _read_options(rest: dict[str, Any], options: OptionsRead, flavour: Flavour) -> None:
     for member in sorted(("max_completion_tokens", "max_tokens"), key=lambda name: name != flavour.max_tokens):
-        if "max_tokens" not in options:
-            found("max_tokens", pop(rest, member, int), f"/{member}")
+        if "max_tokens" not in options.values:
+            options.add("max_tokens", pop(rest, member, int), f"/{member}")
     stop = pop(rest, "stop", str, list)
-    found("stop", (stop,) if type(stop) is str else stop, "/stop")
+    options.add("stop", (stop,) if type(stop) is str else stop, "/stop")
     if (choice := read_choice_of_tool(rest.get("tool_choice"))) is not None:
-        found("tool_choice", choice, "/tool_choice")
+        options.add("tool_choice", choice, "/tool_choice")
         del rest["tool_choice"]
     form = pop_inner(rest, "response_format")
     kind = form.pop("type", None)
     body = form["json_schema"] if form.keys() == {"json_schema"} and type(form["json_schema"]) is dict else form
     if (asked := read_form(kind, body)) is not None:
-        found("response_format", asked, "/response_format")
+        options.add("response_format", asked, "/response_format")
         del rest["response_format"]
 
 
@@ -708,14 +701,7 @@ def read_answer(document: Json, flavour: Flavour) -> ir.Answer:
     candidates = tuple(_read_choice(choice, place, calls, flavour) for place, choice in enumerate(found))
     if rest.get("object") == "chat.completion":
         del rest["object"]
-    error, usage = rest.get("error"), pop(rest, "usage", dict)
-    words = error.get("message") if type(error) is dict else error
-    return ir.Answer(
-        dialect=flavour.name, candidates=candidates, error=words if type(words) is str else None,
-        id=pop(rest, "id"), model=pop(rest, "model"), created=pop(rest, "created", int, float),
-        usage=None if usage is None else flavour.usage.read(usage, "/usage", flavour.name),
-        ext=ext_of(flavour.name, rest),
-    )  # fmt: skip
+    return answer_of(flavour.name, rest, candidates, flavour.usage, created="created")
 
 
 def _read_choice(choice: Json, place: int, calls: Calls, flavour: Flavour) -> ir.Candidate:

@@ -18,7 +18,10 @@ from backplane.dialects.common import (
     NUMBER,
     Counters,
     LossLedger,
+    OptionsRead,
     added,
+    answer_of,
+    conversation_of,
     ext_of,
     kind_of,
     members_of,
@@ -29,7 +32,6 @@ from backplane.dialects.common import (
     put_back,
     read_content,
     take_cache,
-    take_options,
     without_none,
     write_content,
     write_options,
@@ -286,14 +288,9 @@ def read_request(document: Json) -> ir.Conversation:
     parts, flat = read_content(rest, "system", "", read_block)
     if flat is not None:
         messages.insert(0, ir.Message(role="system", parts=parts, flat=flat, at="/system"))
-    found = pop(rest, "tools", list) if rest.get("tools") else ()  # an empty list stays, so that it is written again
-    options, places = take_options(rest, SAME, NAMES)
-    _read_options(rest, options, places)
-    return ir.Conversation(
-        dialect=NAME, messages=tuple(messages), model=pop(rest, "model"), options=options, options_at=places,
-        tools=tuple(read_tool(tool, f"/tools/{place}") for place, tool in enumerate(found or ())),
-        ext=ext_of(NAME, rest),
-    )  # fmt: skip
+    options = OptionsRead(rest, SAME, NAMES)
+    _read_options(rest, options)
+    return conversation_of(NAME, rest, messages, options, lambda tool, at: [read_tool(tool, at)])
 
 
 def _read_message(value: Json, at: str) -> ir.Message:
@@ -320,35 +317,33 @@ def read_tool(value: Json, at: str) -> ir.ToolSpec:
     )
 
 
-def _read_options(rest: dict[str, Any], options: dict[str, Any], places: dict[str, str]) -> None:
+def _read_options(rest: dict[str, Any], options: OptionsRead) -> None:
     metadata, output = pop_inner(rest, "metadata"), pop_inner(rest, "output_config")
     choice, thinking = pop_inner(rest, "tool_choice"), pop_inner(rest, "thinking")
 
-    def found(name: str, value: Any, at: str) -> None:
-        if value is not None:
-            options[name], places[name] = value, at
-
-    found("user", pop(metadata, "user_id"), "/metadata/user_id")
-    found("reasoning_effort", pop(output, "effort"), "/output_config/effort")
+    options.add("user", pop(metadata, "user_id"), "/metadata/user_id")
+    options.add("reasoning_effort", pop(output, "effort"), "/output_config/effort")
     match output.get("format"):
         case {"type": "json_schema", "schema": dict(schema), **other} if not other:
-            found("response_format", {"type": "schema", "schema": schema}, "/output_config/format")
+            options.add("response_format", {"type": "schema", "schema": schema}, "/output_config/format")
             del output["format"]
     if choice.get("type") in (*CHOICES, "tool"):
         apart = pop(choice, "disable_parallel_tool_use", bool)
-        found("parallel_tool_calls", None if apart is None else not apart, "/tool_choice/disable_parallel_tool_use")
+        options.add(
+            "parallel_tool_calls", None if apart is None else not apart, "/tool_choice/disable_parallel_tool_use"
+        )
     match choice:
         case {"type": "tool", "name": str(name)} if len(choice) == 2:
-            found("tool_choice", {"mode": "tool", "name": name}, "/tool_choice")
+            options.add("tool_choice", {"mode": "tool", "name": name}, "/tool_choice")
             choice.clear()
         case {"type": "auto" | "any" | "none" as word} if len(choice) == 1:
-            found("tool_choice", {"mode": CHOICES[word]}, "/tool_choice")
+            options.add("tool_choice", {"mode": CHOICES[word]}, "/tool_choice")
             choice.clear()
     kind = thinking.get("type")
     budget = pop(thinking, "budget_tokens", int) if kind == "enabled" else BUDGETS.get(str(kind))
     if budget is not None:
         del thinking["type"]
-        found("reasoning_budget", budget, "/thinking")
+        options.add("reasoning_budget", budget, "/thinking")
     inner = {"metadata": metadata, "output_config": output, "tool_choice": choice, "thinking": thinking}
     for name, left in inner.items():
         put_back(rest, name, left)
@@ -492,15 +487,12 @@ def read_answer(document: Json) -> ir.Answer:
     for name, word in (("type", "message"), ("role", "assistant")):
         if rest.get(name) == word:
             del rest[name]
-    raw, sequence, usage = pop(rest, "stop_reason"), pop(rest, "stop_sequence"), pop(rest, "usage", dict)
+    raw, sequence = pop(rest, "stop_reason"), pop(rest, "stop_sequence")
     candidate = ir.Candidate(
         message=ir.Message(role="assistant", parts=parts, flat=False), stop=ENDINGS.read(raw, parts), stop_raw=raw,
         stop_sequence=sequence, stop_at="/stop_reason",
     )  # fmt: skip
-    return ir.Answer(
-        dialect=NAME, candidates=(candidate,), id=pop(rest, "id"), model=pop(rest, "model"),
-        usage=None if usage is None else USAGE.read(usage, "/usage", NAME), ext=ext_of(NAME, rest),
-    )  # fmt: skip
+    return answer_of(NAME, rest, (candidate,), USAGE)
 
 
 def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:

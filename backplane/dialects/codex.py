@@ -24,9 +24,12 @@ from backplane.dialects.common import (
     UNSAID,
     Counters,
     LossLedger,
+    OptionsRead,
     added,
+    answer_of,
     arguments_text,
     by_address,
+    conversation_of,
     effort_word,
     ext_of,
     item_of,
@@ -42,7 +45,6 @@ from backplane.dialects.common import (
     read_content,
     read_file,
     read_url,
-    take_options,
     without_none,
     write_content,
     write_options,
@@ -472,14 +474,9 @@ def read_request(document: Json) -> ir.Conversation:
         messages += read_items(pop_list(rest, "input"), "/input")
     elif not is_read:
         rest["input"] = UNSAID
-    found = pop(rest, "tools", list) if rest.get("tools") else ()  # an empty list stays, so that it is written again
-    options, places = take_options(rest, SAME, NAMES)
-    _read_options(rest, options, places)
-    return ir.Conversation(
-        dialect=NAME, messages=tuple(messages), model=pop(rest, "model"), options=options, options_at=places,
-        tools=tuple(read_tool(tool, f"/tools/{place}") for place, tool in enumerate(found or ())),
-        ext=ext_of(NAME, rest),
-    )  # fmt: skip
+    options = OptionsRead(rest, SAME, NAMES)
+    _read_options(rest, options)
+    return conversation_of(NAME, rest, messages, options, lambda tool, at: [read_tool(tool, at)])
 
 
 def read_tool(value: Json, at: str) -> ir.ToolSpec:
@@ -497,23 +494,19 @@ def read_tool(value: Json, at: str) -> ir.ToolSpec:
     )
 
 
-def _read_options(rest: dict[str, Any], options: dict[str, Any], places: dict[str, str]) -> None:
+def _read_options(rest: dict[str, Any], options: OptionsRead) -> None:
     reasoning, text = pop_inner(rest, "reasoning"), pop_inner(rest, "text")
 
-    def found(name: str, value: Any, at: str) -> None:
-        if value is not None:
-            options[name], places[name] = value, at
-
-    found("reasoning_effort", pop(reasoning, "effort"), "/reasoning/effort")
-    found("verbosity", pop(text, "verbosity"), "/text/verbosity")
+    options.add("reasoning_effort", pop(reasoning, "effort"), "/reasoning/effort")
+    options.add("verbosity", pop(text, "verbosity"), "/text/verbosity")
     form = pop_inner(text, "format")
     if (asked := read_form(form.pop("type", None), form)) is not None:
-        found("response_format", asked, "/text/format")
+        options.add("response_format", asked, "/text/format")
         del text["format"]
     put_back(rest, "reasoning", reasoning)
     put_back(rest, "text", text)
     if (choice := read_choice_of_tool(rest.get("tool_choice"))) is not None:
-        found("tool_choice", choice, "/tool_choice")
+        options.add("tool_choice", choice, "/tool_choice")
         del rest["tool_choice"]
 
 
@@ -603,13 +596,7 @@ def read_answer(document: Json) -> ir.Answer:
     candidate = ir.Candidate(message=message, stop=ENDINGS.read(raw, message.parts), stop_raw=raw, stop_at=stop_at)
     if rest.get("object") == "response":
         del rest["object"]
-    error, usage = rest.get("error"), pop(rest, "usage", dict)
-    words = error.get("message") if type(error) is dict else error
-    return ir.Answer(
-        dialect=NAME, candidates=(candidate,), error=words if type(words) is str else None, id=pop(rest, "id"),
-        model=pop(rest, "model"), created=pop(rest, "created_at", int, float),
-        usage=None if usage is None else USAGE.read(usage, "/usage", NAME), ext=ext_of(NAME, rest),
-    )  # fmt: skip
+    return answer_of(NAME, rest, (candidate,), USAGE, created="created_at")
 
 
 def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:

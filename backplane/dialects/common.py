@@ -199,18 +199,46 @@ def read_content(
     return (), None
 
 
-def take_options(
-    rest: dict[str, Any], table: Mapping[str, tuple[type[Any], ...]], names: Mapping[str, str], at: str = ""
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Take options whose value is the same on both sides; return them and where each was read.
+class OptionsRead:
+    """The options of a request, and the pointer to each.
 
     Args:
+        rest: object from which the options of the same value on both sides are taken.
         table: member → types of its value.
         names: member → option, where it has another name.
+        at: JSON pointer to the object.
     """
-    found = {name: value for name, kinds in table.items() if (value := pop(rest, name, *kinds)) is not None}
-    options = {names.get(name, name): value for name, value in found.items()}
-    return options, {names.get(name, name): f"{at}/{name}" for name in found}
+
+    def __init__(
+        self, rest: dict[str, Any], table: Mapping[str, tuple[type[Any], ...]], names: Mapping[str, str] = {},
+        at: str = "",
+    ) -> None:  # fmt: skip
+        self.values: dict[str, Any] = {}
+        self.places: dict[str, str] = {}
+        for member, kinds in table.items():
+            self.add(names.get(member, member), pop(rest, member, *kinds), f"{at}/{member}")
+
+    def add(self, name: str, value: Any, at: str) -> None:
+        """Add an option; None is no value, and the first value counts."""
+        if value is not None and name not in self.values:
+            self.values[name], self.places[name] = value, at
+
+
+def conversation_of(
+    dialect: str, rest: dict[str, Any], messages: Iterable[ir.Message], options: OptionsRead,
+    read_tools: Callable[[Json, str], Iterable[ir.ToolSpec]],
+) -> ir.Conversation:  # fmt: skip
+    """Return the conversation of a request; its model and its tools are taken, the rest is its extension slot.
+
+    Args:
+        read_tools: reads one member of the list of tools.
+    """
+    found = pop(rest, "tools", list) if rest.get("tools") else ()  # an empty list stays, so that it is written again
+    tools = tuple(tool for place, one in enumerate(found or ()) for tool in read_tools(one, f"/tools/{place}"))
+    return ir.Conversation(
+        dialect=dialect, messages=tuple(messages), model=pop(rest, "model"), tools=tools, options=options.values,
+        options_at=options.places, ext=ext_of(dialect, rest),
+    )  # fmt: skip
 
 
 def write_blocks(parts: Iterable[ir.Part], write: Callable[[ir.Part], Json], dialect: str) -> list[Json]:
@@ -562,3 +590,21 @@ def _pop_at(rest: dict[str, Any], path: str) -> int | None:
     found = pop(inner, tail, int)
     put_back(rest, head, inner)
     return found
+
+
+def answer_of(
+    dialect: str, rest: dict[str, Any], candidates: tuple[ir.Candidate, ...], counters: Counters,
+    usage: str = "usage", id: str = "id", model: str = "model", created: str = "",
+) -> ir.Answer:  # fmt: skip
+    """Return the answer of a response; its head is taken by the names of its members, the rest is its extension slot.
+
+    Args:
+        created: member with the seconds since 1970; empty if the vendor has none.
+    """
+    error, found = rest.get("error"), pop(rest, usage, dict)
+    words = error.get("message") if type(error) is dict else error
+    return ir.Answer(
+        dialect=dialect, candidates=candidates, error=words if type(words) is str else None, id=pop(rest, id),
+        model=pop(rest, model), created=pop(rest, created, int, float),
+        usage=None if found is None else counters.read(found, f"/{usage}", dialect), ext=ext_of(dialect, rest),
+    )  # fmt: skip

@@ -24,7 +24,10 @@ from backplane.dialects.common import (
     Calls,
     Counters,
     LossLedger,
+    OptionsRead,
     added,
+    answer_of,
+    conversation_of,
     ext_of,
     json_text,
     members_of,
@@ -35,7 +38,6 @@ from backplane.dialects.common import (
     put_back,
     snake,
     spelled_at,
-    take_options,
     without_none,
     write_blocks,
     write_options,
@@ -359,17 +361,13 @@ def read_request(document: Json) -> ir.Conversation:
     else:
         found = pop_list(rest, "contents")
         messages += [read_message(one, f"/contents/{place}", calls) for place, one in enumerate(found)]
-    tools = pop(rest, "tools", list) if rest.get("tools") else ()  # an empty list stays, so that it is written again
     config = pop_inner(rest, "generationConfig")
-    options, places = take_options(config, SAME, OPTIONS, "/generationConfig")
-    _read_options(config, options, places)
+    options = OptionsRead(config, SAME, OPTIONS, "/generationConfig")
+    _read_options(config, options)
     put_back(rest, "generationConfig", config)
-    _read_choice(rest, options, places)
-    return ir.Conversation(
-        dialect=NAME, messages=tuple(messages), model=pop(rest, "model"), options=options, options_at=places,
-        tools=tuple(tool for place, one in enumerate(tools or ()) for tool in read_tools(one, f"/tools/{place}")),
-        spelled=frozenset(names), ext=ext_of(NAME, rest),
-    )  # fmt: skip
+    _read_choice(rest, options)
+    read = conversation_of(NAME, rest, messages, options, read_tools)
+    return msgspec.structs.replace(read, spelled=frozenset(names))
 
 
 def read_tools(value: Json, at: str) -> list[ir.ToolSpec]:
@@ -414,7 +412,7 @@ def json_schema(schema: Json) -> Json:
     return out
 
 
-def _read_options(config: dict[str, Any], options: dict[str, Any], places: dict[str, str]) -> None:
+def _read_options(config: dict[str, Any], options: OptionsRead) -> None:
     """Take the options of `generationConfig` that have another form elsewhere."""
     head = "/generationConfig"
     thinking = pop_inner(config, "thinkingConfig")
@@ -422,11 +420,10 @@ def _read_options(config: dict[str, Any], options: dict[str, Any], places: dict[
         ("thinkingBudget", "reasoning_budget", int),
         ("includeThoughts", "reasoning_shown", bool),
     ):
-        if (value := pop(thinking, member, kind)) is not None:
-            options[name], places[name] = value, f"{head}/thinkingConfig/{member}"
+        options.add(name, pop(thinking, member, kind), f"{head}/thinkingConfig/{member}")
     if type(level := thinking.get("thinkingLevel")) is str and level in LEVELS:
         del thinking["thinkingLevel"]
-        options["reasoning_effort"], places["reasoning_effort"] = LEVELS[level], f"{head}/thinkingConfig/thinkingLevel"
+        options.add("reasoning_effort", LEVELS[level], f"{head}/thinkingConfig/thinkingLevel")
     put_back(config, "thinkingConfig", thinking)
     if (mime := config.get("responseMimeType")) not in ("application/json", "text/plain"):
         return
@@ -437,10 +434,10 @@ def _read_options(config: dict[str, Any], options: dict[str, Any], places: dict[
         form, at = {"type": "schema", "schema": schema}, f"{head}/responseJsonSchema"
     elif form["type"] == "json" and type(own := config.get("responseSchema")) is dict:
         form, at = {"type": "schema", "schema": json_schema(own)}, f"{head}/responseSchema"
-    options["response_format"], places["response_format"] = form, at
+    options.add("response_format", form, at)
 
 
-def _read_choice(rest: dict[str, Any], options: dict[str, Any], places: dict[str, str]) -> None:
+def _read_choice(rest: dict[str, Any], options: OptionsRead) -> None:
     """Take which tool the model has to call."""
     config = pop_inner(rest, "toolConfig")
     choice: dict[str, Any] | None = None
@@ -451,7 +448,7 @@ def _read_choice(rest: dict[str, Any], options: dict[str, Any], places: dict[str
             choice = {"mode": MODES[mode]}
     if choice is not None:
         del config["functionCallingConfig"]
-        options["tool_choice"], places["tool_choice"] = choice, "/toolConfig/functionCallingConfig"
+        options.add("tool_choice", choice, "/toolConfig/functionCallingConfig")
     put_back(rest, "toolConfig", config)
 
 
@@ -620,13 +617,8 @@ def read_answer(document: Json) -> ir.Answer:
     if not found and "promptFeedback" in rest:
         blocked = ir.Message(role="assistant", parts=())
         candidates = (ir.Candidate(message=blocked, stop="content_filter", stop_at="/promptFeedback"),)
-    error, usage = rest.get("error"), pop(rest, "usageMetadata", dict)
-    words = error.get("message") if type(error) is dict else error
-    return ir.Answer(
-        dialect=NAME, candidates=candidates, error=words if type(words) is str else None, id=pop(rest, "responseId"),
-        model=pop(rest, "modelVersion"), usage=None if usage is None else USAGE.read(usage, "/usageMetadata", NAME),
-        spelled=frozenset(names), ext=ext_of(NAME, rest),
-    )  # fmt: skip
+    read = answer_of(NAME, rest, candidates, USAGE, "usageMetadata", "responseId", "modelVersion")
+    return msgspec.structs.replace(read, spelled=frozenset(names))
 
 
 def _read_candidate(candidate: Json, place: int, calls: Calls) -> ir.Candidate:

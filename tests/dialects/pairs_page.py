@@ -264,7 +264,7 @@ acme = "your_package.acme:DIALECT"
    write, `match` on our blocks; on the way home (`notes.is_home`) `added` puts the rest back. A block without a word
    here is named by `notes.lose_part`. `write_blocks` and `write_content` write lists of blocks, and texts.
 3. **`read_request`, `write_request`.** `members_of`, `pop_list`, `pop_inner` and `put_back` take members,
-   `read_content` a text or a list of blocks, `take_options` options of the same value, which `write_options` writes
+   `read_content` a text or a list of blocks, `OptionsRead` options of the same value, which `write_options` writes
    within the server's bounds; `options_at` says where each was. `notes.bounded`, `notes.change_option` and
    `notes.lose_option` name what the server refuses. `outside` parts the system text from the messages. `ServerLimits`
    says which letters, blocks and arguments the server takes: what it refuses has another form before it is written.
