@@ -268,6 +268,7 @@ acme = "your_package.acme:DIALECT"
    within the server's bounds; `options_at` says where each was. `notes.bounded`, `notes.change_option` and
    `notes.lose_option` name what the server refuses. `outside` parts the system text from the messages. `ServerLimits`
    says which letters, blocks and arguments the server takes: what it refuses has another form before it is written.
+   `conversation_of` and `answer_of` take the head of a document: model, tools, id, counters.
 4. **`read_answer`, `write_answer`.** What was said as one message, and why it ended; `read_error` and `write_error` are
    for bodies that only say an error. `Counters({{"heard": "input"}})` reads and writes token counters: path → field of
    `ir.TokenCounts`; `apart` where the vendor counts a field beside another one, `total=""` where it says no sum.
