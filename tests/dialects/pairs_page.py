@@ -235,6 +235,9 @@ notes. Additions that the target requires have the kind `synthesised` and the co
 `--strict`. What would change the meaning is an error and no loss: state that the vendor keeps (`previous_response_id`,
 a container, a cache), a result without its call, a forced tool that only the other vendor runs.
 
+To its own dialect a document goes back as it came. After an edit it is written from what was read: all but the edit
+stands as before, and a place that is written in another form is named.
+
 | code | meaning |
 |---|---|
 {codes}
