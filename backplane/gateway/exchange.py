@@ -31,8 +31,9 @@ from backplane.gateway.customs import CustomCalls, functions_only, lifted
 from backplane.gateway.fronts import RESPONSES, ClientCall, stream_of
 from backplane.gateway.proofs import Proofs
 from backplane.gateway.routes import ModelTarget
-from backplane.gateway.service import RefusedAnswer, Services
+from backplane.gateway.service import Services
 from backplane.upstream.arguments import sendable
+from backplane.upstream.client import RefusedAnswer
 from backplane.upstream.endpoint import PROTOCOLS, address, body_of, headers_of
 from backplane.upstream.failure import UpstreamError, UpstreamFailure, stream_failure
 from backplane.upstream.ladder import next_step, prepare

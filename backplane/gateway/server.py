@@ -26,9 +26,10 @@ from backplane.gateway.fronts import ClientCall, Front, ModelRow, NoSuchPath
 from backplane.gateway.journal import new_id
 from backplane.gateway.proofs import Proofs
 from backplane.gateway.routes import ModelTarget
-from backplane.gateway.service import RefusedAnswer, Services
+from backplane.gateway.service import Services
 from backplane.process.aio import beside
 from backplane.sandbox.http import HttpClient
+from backplane.upstream.client import RefusedAnswer
 from backplane.upstream.failure import UpstreamError
 
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from datetime import UTC, datetime
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 import anyio
 import httpx
 
-from backplane.upstream.client import ERROR_BYTES_MAX, FOREIGN, check_coding, translated
+from backplane.upstream.client import answer_to
 from backplane.upstream.clients import making_client
 from backplane.upstream.endpoint import CONNECT_S, Endpoint
-from backplane.upstream.failure import UpstreamError, UpstreamFailure, failure_of
 
 KEPT_MAX: Final = 64
 """Unused connections that are kept for each service."""
 KEPT_S: Final = 60.0
 """Seconds that an unused connection is kept."""
-
-
-class RefusedAnswer(UpstreamError):
-    """A service's refusal, with its own words for a client that speaks its dialect."""
-
-    def __init__(self, failure: UpstreamFailure, body: bytes, headers: Mapping[str, str]) -> None:
-        super().__init__(failure)
-        self.body, self.headers = body, headers
 
 
 class Services:
@@ -68,32 +57,5 @@ class Services:
             UpstreamError: the service cannot be reached, or refuses (`RefusedAnswer`).
         """
         client = await self._client(endpoint)
-        try:
-            response = await client.send(
-                client.build_request("POST", url, content=body, headers=dict(headers)), stream=True
-            )
-        except FOREIGN as error:
-            raise UpstreamError(translated(error, endpoint)) from error
-        try:
-            if response.status_code >= 300:
-                raise await _refusal(response, endpoint)
-            check_coding(response)
+        async with answer_to(client, endpoint, url, headers, body) as response:
             yield response
-        except FOREIGN as error:
-            raise UpstreamError(translated(error, endpoint)) from error
-        finally:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(1.0):
-                await response.aclose()
-
-
-async def _refusal(response: httpx.Response, endpoint: Endpoint) -> RefusedAnswer:
-    body = b""
-    with suppress(*FOREIGN):  # A part of a body has words, too.
-        check_coding(response)
-        async for data in response.aiter_bytes():
-            body += data
-            if len(body) >= ERROR_BYTES_MAX:
-                break
-    now = datetime.fromtimestamp(time.time(), UTC)
-    failure = failure_of(response.status_code, response.headers, body, now, endpoint.key)
-    return RefusedAnswer(failure, body[:ERROR_BYTES_MAX], response.headers)

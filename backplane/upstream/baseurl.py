@@ -62,6 +62,16 @@ def tidy(protocol: str, base_url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], path, "", ""))
 
 
+def moved_base(url: str, location: str) -> str:
+    """Return the next step after a redirect: the base that it names; empty if its target is no request's address."""
+    target, parts = urlsplit(location), urlsplit(url)
+    path, tails = cut_tails(target.path)
+    if not location or (not tails and path.rstrip("/") != parts.path.rstrip("/")):
+        return ""
+    base = urlunsplit((target.scheme or parts.scheme, target.netloc or parts.netloc, path, "", ""))
+    return f"base_url = {cut_urls(base)!r}"
+
+
 def key_doubts(base_url: str, *, has_key: bool) -> list[Check]:
     """Say where others could read a key: in the address, or on its way."""
     parts = urlsplit(base_url.strip())

@@ -1,18 +1,19 @@
 """Requests to a model's service and the documents of its answers, over one HTTP client with kept connections.
 
-Each wait has a limit: for the connection, for the first document, and between two. Comments are no progress. `ladder`
-decides what to send next, and a dialect reads the documents.
+`answer_to` sends bytes and returns a successful answer, `Upstream` sends a vendor's JSON, and `ReplyStream` reads the
+documents that come. `ladder` decides what to send next, and a dialect reads the documents.
 """
 
 from __future__ import annotations
 
-import errno
+import socket
+import ssl
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import anyio
 import httpx
@@ -21,9 +22,10 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.dialects import framing
 from backplane.errors import DENIAL, TranslationError
+from backplane.upstream.baseurl import moved_base
 from backplane.upstream.clients import making_client
 from backplane.upstream.endpoint import CONNECT_S, Endpoint, address, body_of, cut_urls, headers_of, model_of
-from backplane.upstream.failure import UpstreamError, UpstreamFailure, clean, failure_of
+from backplane.upstream.failure import PAGE, UpstreamError, UpstreamFailure, clean, failure_of
 
 CONNECTIONS_MAX: Final = 32
 """Connections at once, as many as runs work at once; further requests wait."""
@@ -61,12 +63,15 @@ _encode: Final = msgspec.json.Encoder().encode
 class ReplyStream:
     """One answer: iterate over its documents as they come.
 
+    Comments and pings are no progress: an answer without a document for `timeout_s` has failed.
+
     Raises, while iterating:
-        UpstreamError: `backend_timeout`, nothing came in time; `stream_closed`, the connection broke;
-            `dialect_mapping_failed`, the answer has no document or is too long.
+        UpstreamError: `backend_timeout`, nothing came in time; `stream_closed`, the answer was cut;
+            `dialect_mapping_failed`, it has no document or is too long.
+        httpx.HTTPError: the connection broke.
     """
 
-    def __init__(self, response: httpx.Response, endpoint: Endpoint, first_by: float) -> None:
+    def __init__(self, response: httpx.Response, endpoint: Endpoint) -> None:
         self.status = response.status_code
         self.media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         self.framing = framing.Detecting()
@@ -75,53 +80,47 @@ class ReplyStream:
         """Number of documents so far."""
         self._endpoint = endpoint
         self._pieces = response.aiter_bytes()
-        self._ready: deque[Json] = deque()
-        self._deadline = first_by
-        self._is_timed = True
-        """False: the library's own timeout ends silence. A timer for each piece costs as much as the rest."""
-        self._is_ending = False
-        self._is_over = False
+        self._end_by: float | None = None
         self._size = 0
+        self._documents = self._read()
 
     def expect_end(self) -> None:
         """Wait at most `TAIL_S` for the rest, which may be absent."""
-        if not self._is_ending:
-            self._is_ending = self._is_timed = True
-            self._deadline = anyio.current_time() + TAIL_S
+        if self._end_by is None:
+            self._end_by = anyio.current_time() + TAIL_S
 
     def __aiter__(self) -> AsyncIterator[Json]:
-        return self
+        return self._documents
 
-    async def __anext__(self) -> Json:
-        while not self._ready:
-            if self._is_over:
-                raise StopAsyncIteration
-            await self._more()
-        return self._ready.popleft()
+    async def _read(self) -> AsyncGenerator[Json, None]:
+        last_s = anyio.current_time()
+        while not self.framing.is_done and (data := await self._next()) is not None:
+            documents = self._take(data)
+            if any(map(_is_progress, documents)):
+                last_s = anyio.current_time()
+            elif self._end_by is None and anyio.current_time() > last_s + self._endpoint.timeout_s:
+                raise UpstreamError(translated(httpx.ReadTimeout(""), self._endpoint))
+            for document in documents:
+                yield document
+        skipped, rest = self._skipped, self.framing.finish()
+        self.found += len(rest)
+        # A body without a length can be cut unseen, but half a document shows it.
+        if self._skipped > skipped and self._end_by is None:
+            raise UpstreamError(self._failure("stream_closed", "the answer ends in the middle of a document", None))
+        for document in rest:
+            yield document
+        if not self.found:
+            raise UpstreamError(self.nothing())
 
-    async def _more(self) -> None:
-        """Take the next piece, or end."""
-        failure, data = None, None
-        try:
-            if self._is_timed:
-                with anyio.CancelScope(deadline=self._deadline) as scope:
-                    data = await anext(self._pieces, None)
-                is_late = scope.cancelled_caught
-            else:
-                data = await anext(self._pieces, None)
-                is_late = anyio.current_time() > self._deadline  # Comments came, but no document.
-            if is_late:
-                failure, data = self._late(), None
-        except httpx.ReadTimeout:
-            failure = self._late()
-        except FOREIGN as error:
-            failure = translated(error, self._endpoint)
-        if data is None:
-            self._end(failure)
-        else:
-            self._take(data)
+    async def _next(self) -> bytes | None:
+        """Return the next piece of the body; None at its end, or when the rest is no longer waited for."""
+        if self._end_by is None:
+            return await anext(self._pieces, None)
+        with anyio.CancelScope(deadline=self._end_by), suppress(*FOREIGN):
+            return await anext(self._pieces, None)
+        return None
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes) -> list[Json]:
         self._size += len(data)
         if not self.found and len(self.head) < HEAD_BYTES_MAX:
             self.head += data[: HEAD_BYTES_MAX - len(self.head)]
@@ -130,60 +129,37 @@ class ReplyStream:
                 raise TranslationError("dialect_mapping_failed", f"the answer is over {ANSWER_BYTES_MAX} bytes")
             documents = self.framing.feed(data)
         except TranslationError as error:
-            raise UpstreamError(self._failure(error.code, error.message)) from error
-        if documents:
-            self._add(documents)
-        inner = self.framing.inner
-        if isinstance(inner, framing.Sse) and inner.done:
-            self._is_over = True
-
-    def _add(self, documents: list[Json]) -> None:
+            raise UpstreamError(self._failure(error.code, error.message, None)) from error
         self.found += len(documents)
-        self._ready.extend(documents)
-        if not self._is_ending and (_is_progress(documents[-1]) or any(map(_is_progress, documents))):
-            self._deadline = anyio.current_time() + self._endpoint.timeout_s
-            self._is_timed = False
-
-    def _end(self, failure: UpstreamFailure | None) -> None:
-        self._is_over = True
-        whole = self._skipped()
-        if failure is None or self._is_ending:
-            if documents := self.framing.finish():
-                self._add(documents)
-            if self._skipped() > whole:
-                # A body without a length can be cut unseen, but half a document shows it.
-                failure = self._failure("stream_closed", "the answer ends in the middle of a document", may_pass=True)
-        if failure is not None and not self._is_ending:
-            raise UpstreamError(failure)
-        if not self.found:
-            raise UpstreamError(self.nothing())
+        return documents
 
     @property
     def is_whole(self) -> bool:
         """True if the transport shows the end: `[DONE]`, the end of an array, one JSON document."""
         inner = self.framing.inner
-        closed = isinstance(inner, framing.Sse | framing.JsonArray) and inner.done
-        return closed or (self.found == 1 and self.media_type == "application/json")
+        return (inner is not None and inner.done) or (self.found == 1 and self.media_type == "application/json")
 
+    @property
     def _skipped(self) -> int:
         return self.framing.inner.skipped if self.framing.inner is not None else 0
-
-    def _late(self) -> UpstreamFailure:
-        text = f"the service sent nothing for {self._endpoint.timeout_s:g} s (timeout_s)"
-        return self._failure("backend_timeout", text, may_pass=True)
 
     def nothing(self) -> UpstreamFailure:
         """Return the failure of an answer without a document of the protocol."""
         if self.head.strip() and self.media_type == "text/event-stream":
-            return self._failure("stream_closed", "the answer was cut before its first document", may_pass=True)
+            return self._failure("stream_closed", "the answer was cut before its first document", None)
         words = " ".join(self.head.decode("utf-8", "replace").split())
         what = f"{self.media_type or 'no content type'}: {words[:200]}" if words else "an empty body"
-        return self._failure("dialect_mapping_failed", f"the answer holds nothing of the protocol, but {what}")
+        hint = PAGE if self.media_type == "text/html" or words[:1] == "<" else "check base_url"
+        return self._failure("dialect_mapping_failed", f"the answer holds nothing of the protocol, but {what}", hint)
 
-    def _failure(self, code: str, message: str, *, may_pass: bool = False) -> UpstreamFailure:
+    def _failure(self, code: str, message: str, hint: str | None) -> UpstreamFailure:
         return UpstreamFailure(
-            code=code, message=clean(message, self._endpoint.key), status=self.status, may_pass=may_pass
-        )
+            code=code, message=clean(message, self._endpoint.key), status=self.status, hint=hint,
+            may_pass=code == "stream_closed",
+        )  # fmt: skip
+
+    async def aclose(self) -> None:
+        await self._documents.aclose()
 
     async def drain(self) -> None:
         """Read on to the end of the body if it is near, so that the connection can be used again."""
@@ -232,56 +208,72 @@ class Upstream:
             stream: ask for a stream (else one document); both are read either way.
 
         Raises:
-            UpstreamError: the service refused it, or could not be reached in time.
+            UpstreamError: the service refused it, could not be reached in time, or broke the connection.
         """
-        first_by = anyio.current_time() + self.endpoint.timeout_s
-        response = await self._send(request, stream, first_by)
-        try:
-            reply = ReplyStream(response, self.endpoint, first_by)
-            yield reply
-            await reply.drain()
-        finally:
-            await _close(response)
-
-    async def _send(self, request: dict[str, Any], stream: bool, first_by: float) -> httpx.Response:
-        client, endpoint = self._client, self.endpoint
-        assert client is not None, "an Upstream is used inside its `async with`"
-        body = _encode(body_of(endpoint, request, stream=stream))
-        url = address(endpoint, model_of(request), stream=stream)
-        response, failure = None, None
-        with anyio.CancelScope(deadline=first_by) as scope:
+        assert self._client is not None, "an Upstream is used inside its `async with`"
+        body = _encode(body_of(self.endpoint, request, stream=stream))
+        url = address(self.endpoint, model_of(request), stream=stream)
+        headers = headers_of(self.endpoint, stream=stream)
+        async with answer_to(self._client, self.endpoint, url, headers, body) as response:
+            reply = ReplyStream(response, self.endpoint)
             try:
-                built = client.build_request("POST", url, content=body, headers=headers_of(endpoint, stream=stream))
-                response = await client.send(built, stream=True)
-                if response.status_code < 300:
-                    check_coding(response)
-                    return response
-                failure = await self._refusal(response)
-            except FOREIGN as error:
-                failure = translated(error, endpoint)
+                yield reply
+                await reply.drain()
+            finally:
+                await reply.aclose()
+
+
+class RefusedAnswer(UpstreamError):
+    """A service's refusal, with its own words for a client that speaks its dialect."""
+
+    def __init__(self, failure: UpstreamFailure, body: bytes, headers: Mapping[str, str]) -> None:
+        super().__init__(failure)
+        self.body, self.headers = body, headers
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (RefusedAnswer, (self.failure, self.body, dict(self.headers)))
+
+
+@asynccontextmanager
+async def answer_to(
+    client: httpx.AsyncClient, endpoint: Endpoint, url: str, headers: Mapping[str, str], body: bytes
+) -> AsyncIterator[httpx.Response]:
+    """Send a request and yield the successful answer, before its body; leaving early closes the socket.
+
+    Raises:
+        UpstreamError: the service cannot be reached, refuses (`RefusedAnswer`), or breaks the connection.
+    """
+    response = None
+    try:
+        request = client.build_request("POST", url, content=body, headers=dict(headers))
+        response = await client.send(request, stream=True)
+        if response.status_code >= 300:
+            raise await _refusal(response, endpoint)
+        check_coding(response)
+        yield response
+    except FOREIGN as error:
+        raise UpstreamError(translated(error, endpoint)) from error
+    finally:
         if response is not None:
             await _close(response)
-        if failure is None:
-            assert scope.cancelled_caught
-            text = f"the service sent nothing for {endpoint.timeout_s:g} s (timeout_s)"
-            failure = UpstreamFailure(code="backend_timeout", message=text, may_pass=True)
-        raise UpstreamError(failure)
 
-    async def _refusal(self, response: httpx.Response) -> UpstreamFailure:
-        body = b""
-        with suppress(*FOREIGN):  # A part of a body has words, too.
-            check_coding(response)
-            async for data in response.aiter_bytes():
-                body += data
-                if len(body) >= ERROR_BYTES_MAX:
-                    break
-        now = datetime.fromtimestamp(time.time(), UTC)
-        key, head = self.endpoint.key, body[:ERROR_BYTES_MAX]
-        failure = failure_of(response.status_code, response.headers, head, now, key)
-        if 300 <= response.status_code < 400:
-            where = cut_urls(response.headers.get("location", "nowhere"))
-            failure = msgspec.structs.replace(failure, message=f"{failure.message} (redirected to {where})")
-        return failure
+
+async def _refusal(response: httpx.Response, endpoint: Endpoint) -> RefusedAnswer:
+    body = b""
+    with suppress(*FOREIGN):  # A part of a body has words, too.
+        check_coding(response)
+        async for data in response.aiter_bytes():
+            body += data
+            if len(body) >= ERROR_BYTES_MAX:
+                break
+    body, now = body[:ERROR_BYTES_MAX], datetime.fromtimestamp(time.time(), UTC)
+    failure = failure_of(response.status_code, response.headers, body, now, endpoint.key)
+    if 300 <= response.status_code < 400:
+        where = response.headers.get("location", "")
+        text = f"{failure.message} (redirected to {cut_urls(where) or 'nowhere'}; keys are not sent there)"
+        hint = moved_base(str(response.url), where) or failure.hint
+        failure = msgspec.structs.replace(failure, message=text, hint=hint)
+    return RefusedAnswer(failure, body, response.headers)
 
 
 CODINGS: Final = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
@@ -300,40 +292,75 @@ async def _close(opened: httpx.Response | httpx.AsyncClient) -> None:
         await opened.aclose()
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and all exceptions that caused it."""
-    yield error
-    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    for one in (*inner, error.__cause__ or error.__context__):
-        if one is not None:
-            yield from causes(one)
+# No answer ------------------------------------------------------------------------------------------------------------
 
 
-def _system_word(error: BaseException) -> str:
-    """Return the system's name of the error beneath an exception, as ` (ECONNREFUSED)`; empty if there is none."""
-    codes = (one.errno or 0 for one in causes(error) if isinstance(one, OSError))
-    return next((f" ({errno.errorcode[code]})" for code in codes if code in errno.errorcode), "")
+class Symptom(msgspec.Struct, frozen=True):
+    """What an exception of the HTTP library, or the one beneath it, says of the connection."""
+
+    kinds: tuple[type[Exception], ...]
+    code: str
+    fact: str
+    fix: str
+    """The next step."""
+    may_pass: bool = True
+    was_sent: bool = True
+
+
+SYMPTOMS: Final = (
+    # The library's own words contain the header, which may be the key.
+    Symptom((httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError, UnicodeEncodeError),
+            "config_invalid", "{where} or one of its headers holds letters that cannot be sent",
+            "copy the key again, alone, and check base_url and the headers", may_pass=False),
+    Symptom((httpx.DecodingError,), "dialect_mapping_failed", "the answer cannot be unpacked: {words}",
+            "check what stands between here and the service", may_pass=False),
+    Symptom((socket.gaierror,), "backend_unavailable", "no connection to {where}: no address is known for {host} (DNS)",
+            "check the name and the network"),
+    Symptom((ssl.SSLCertVerificationError,), "backend_unavailable",
+            "no connection to {where}: the certificate of {host} is not valid: {words}",
+            "set SSL_CERT_FILE to the authority's certificate, or correct the name"),
+    Symptom((ssl.SSLError,), "backend_unavailable", "{where} does not speak https on this port: {words}",
+            "it may speak plain http: {other}"),
+    Symptom((ConnectionRefusedError,), "backend_unavailable",
+            "no connection to {where}: nothing listens there (ECONNREFUSED)", "start the server, or check the port"),
+    Symptom((httpx.ProxyError,), "backend_unavailable",
+            "no connection to {where}: the proxy refused or broke it: {words}", "check HTTPS_PROXY and NO_PROXY"),
+    Symptom((httpx.ConnectTimeout, httpx.PoolTimeout), "backend_timeout",
+            f"no connection to {{where}} within {CONNECT_S:g} s",
+            "check host and port; a firewall or a missing proxy (HTTPS_PROXY) does this", was_sent=False),
+    Symptom((httpx.TimeoutException,), "backend_timeout", "{where} sent nothing for {timeout_s:g} s (timeout_s)",
+            "raise timeout_s, or take a quicker model; check that it is the API's port"),
+    Symptom((httpx.ConnectError,), "backend_unavailable", "no connection to {where}: {words}",
+            "check that the address can be reached from here, base_url and HTTPS_PROXY"),
+    Symptom((Exception,), "stream_closed", "the connection to {where} broke: {words}",
+            "try again; a proxy on the way may cut long answers, and a wrong port or scheme all: {other}"),
+)  # fmt: skip
+"""Symptoms of failed connections; the first row that fits counts."""
 
 
 def translated(error: Exception, endpoint: Endpoint) -> UpstreamFailure:
     """Return the failure that an exception of the HTTP library is."""
     where = cut_urls(endpoint.base_url)
-    if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol | httpx.LocalProtocolError | UnicodeEncodeError):
-        # The library's words contain the header, which may be the key.
-        text = f"{where} or one of its headers holds letters that cannot be sent"
-        return UpstreamFailure(code="config_invalid", message=text)
-    if isinstance(error, httpx.DecodingError):
-        return UpstreamFailure(code="dialect_mapping_failed", message=f"the answer cannot be unpacked: {error}")
-    if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
-        text = f"no connection to {where} within {CONNECT_S:g} s"
-        return UpstreamFailure(code="backend_timeout", message=text, may_pass=True, was_sent=False)
-    if isinstance(error, httpx.TimeoutException):
-        return UpstreamFailure(code="backend_timeout", message=f"no answer from {where} in time", may_pass=True)
-    words = clean(str(error) or type(error).__name__, endpoint.key)
-    if isinstance(error, httpx.ProxyError) and DENIAL in words:
-        text = f"no connection to {where}: {words[words.index(DENIAL) :]}"
+    if isinstance(error, httpx.ProxyError) and DENIAL in str(error):
+        text = f"no connection to {where}: {clean(str(error)[str(error).index(DENIAL) :], endpoint.key)}"
         return UpstreamFailure(code="policy_denied", message=text)
-    if isinstance(error, httpx.ConnectError | httpx.ProxyError):
-        text = f"no connection to {where}: {words}{_system_word(error)}"
-        return UpstreamFailure(code="backend_unavailable", message=text, may_pass=True)
-    return UpstreamFailure(code="stream_closed", message=f"the connection to {where} broke: {words}", may_pass=True)
+    chain = [*_causes(error)][::-1] if isinstance(error, httpx.ConnectError) else [error]
+    row, found = next((row, one) for row in SYMPTOMS for one in chain if isinstance(one, row.kinds))
+    scheme, other = ("http:", "https:") if where.startswith("http:") else ("https:", "http:")
+    values = {
+        "where": where, "host": urlsplit(where).hostname or "", "other": where.replace(scheme, other, 1),
+        "words": clean(str(found) or type(found).__name__, endpoint.key), "timeout_s": endpoint.timeout_s,
+    }  # fmt: skip
+    return UpstreamFailure(
+        code=row.code, message=row.fact.format(**values), hint=row.fix.format(**values), may_pass=row.may_pass,
+        was_sent=row.was_sent,
+    )  # fmt: skip
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and all exceptions that caused it."""
+    yield error
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    for one in (*inner, error.__cause__ or error.__context__):
+        if one is not None:
+            yield from _causes(one)

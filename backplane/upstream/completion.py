@@ -6,7 +6,7 @@ dialect reads the stream. Running tools and asking again is the host's part.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Final
 
 import anyio
@@ -134,11 +134,36 @@ class ModelClient:
             TranslationError: the conversation cannot be written in this dialect.
         """
         request, losses = self._request(conversation)
-        for loss in losses:
-            await self._tell(loss, hear, now)
-        known = {part.id for message in conversation.messages for part in message.parts if isinstance(part, ToolUse)}
-        texts = frozenset(tool.name for tool in conversation.tools if tool.kind == "custom")
-        return await self._climb(request, losses, lambda: _Attempt(self.dialect, known, texts, hear, now), hear, now)
+        await self._report(losses, hear, now)
+        taken, tries, total = self.taken, 1, 1
+        first: UpstreamError | None = None
+        while True:
+            attempt = _Attempt(self.dialect, conversation, hear, now)
+            try:
+                stream = self.stream or request.get("stream") is True
+                async with self.upstream.stream(request, stream=stream) as reply:
+                    await attempt.read(reply, self.upstream.endpoint.key)
+            except UpstreamError as error:
+                first, failure = first or error, error.failure
+                may_repeat = self.on_lost is None or not failure.may_cost or await self.on_lost(request)
+                step = self._step(request, failure, taken, tries) if may_repeat and not attempt.handed_on else None
+                if step is None:
+                    if failure.retry_after_s is not None:
+                        await hear(retry_event(failure, now(), total))
+                    if attempt.handed_on:
+                        error.turn = attempt.turn(losses, total)
+                        raise
+                    # The first refusal is about the whole request, so it says more than one about the rest.
+                    raise (first if first.code == error.code else error) from None
+            else:
+                self.taken = taken
+                await self._report(attempt.losses(), hear, now)
+                return attempt.turn(losses, total)
+            await self._report(step.losses, hear, now)
+            await hear(retry_event(failure, now(), total, step))
+            await anyio.sleep(step.wait_s)
+            request, losses, total = step.request, losses + step.losses, total + 1
+            taken, tries = ((*taken, step.rung), 1) if step.rung is not None else (taken, tries + 1)
 
     def request_bytes(self, conversation: Conversation) -> int:
         """Return the size of a conversation's request. Raises TranslationError."""
@@ -162,91 +187,66 @@ class ModelClient:
         losses = (*mended_losses, *repaired.losses, *written.losses, *added)
         return climb(self.protocol, request, self.taken), tuple(loss for loss in losses if loss.is_material)
 
-    async def _climb(
-        self, request: dict[str, Any], losses: tuple[Loss, ...], begin: Callable[[], _Attempt], hear: Hear, now: Now
-    ) -> ModelTurn:
-        """Send the request, and repeat or rewrite it while the ladder has a step."""
+    def _step(
+        self, request: dict[str, Any], failure: UpstreamFailure, taken: tuple[str, ...], tries: int
+    ) -> LadderStep | None:
         endpoint = self.upstream.endpoint
-        taken, tries, total = self.taken, 1, 1
-        first: UpstreamError | None = None
-        while True:
-            attempt = begin()
-            try:
-                await self._once(request, attempt)
-            except UpstreamError as error:
-                first, failure = first or error, error.failure
-                may_repeat = self.on_lost is None or not failure.may_cost or await self.on_lost(request)
-                if attempt.handed_on:
-                    await self._tell_pause(failure, hear, now)
-                    error.turn = attempt.turn(losses, total)
-                    raise
-                step = next_step(
-                    self.protocol, request, failure, taken,
-                    tries=tries, tries_max=endpoint.tries_max, backoff_ms=endpoint.backoff_ms,
-                )  # fmt: skip
-                if step is None or not may_repeat or (self.keeps_limit and step.rung in UNLIMITED):
-                    await self._tell_pause(failure, hear, now)
-                    # The first refusal is about the whole request, so it says more than one about the rest.
-                    raise (first if first.code == error.code else error) from None
-            else:
-                self.taken = taken
-                for loss in attempt.losses():
-                    await self._tell(loss, hear, now)
-                return attempt.turn(losses, total)
-            await self._say(step, failure, total, hear, now)
-            losses += step.losses
-            request, total = step.request, total + 1
-            taken, tries = ((*taken, step.rung), 1) if step.rung is not None else (taken, tries + 1)
+        step = next_step(
+            self.protocol, request, failure, taken,
+            tries=tries, tries_max=endpoint.tries_max, backoff_ms=endpoint.backoff_ms,
+        )  # fmt: skip
+        return None if step is not None and self.keeps_limit and step.rung in UNLIMITED else step
 
-    async def _once(self, request: dict[str, Any], attempt: _Attempt) -> None:
-        stream = self.stream or request.get("stream") is True
-        async with self.upstream.stream(request, stream=stream) as reply:
-            await attempt.read(reply, self.upstream.endpoint.key)
+    async def _report(self, losses: Iterable[Loss], hear: Hear, now: Now) -> None:
+        """Report losses, each of them once."""
+        for loss in losses:
+            key = (loss.code, loss.reason, "" if loss.path.startswith(LISTS) else loss.path)
+            if key not in self._named:
+                self._named.add(key)
+                await hear(loss_event(loss, now()))
 
-    async def _say(self, step: LadderStep, failure: UpstreamFailure, number: int, hear: Hear, now: Now) -> None:
-        """Report a step and wait as long as it asks."""
-        for loss in step.losses:
-            await self._tell(loss, hear, now)
-        how = f"again with {step.rung}" if step.rung is not None else f"again in {step.wait_s:g} s"
-        body = {
-            "attempt": number, "code": failure.code, "provider_code": failure.provider_code,
-            "status": failure.status, "step": step.rung, "wait_ms": round(step.wait_s * 1000),
-        }  # fmt: skip
-        await hear(events.carry("retry", body, ts=now(), message=f"{failure.message}; {how}"))
-        await anyio.sleep(step.wait_s)
 
-    async def _tell_pause(self, failure: UpstreamFailure, hear: Hear, now: Now) -> None:
-        """Report a pause that the service asked for and that is not waited for here; the router reads it."""
-        if failure.retry_after_s is None:
-            return
-        body = {"code": failure.code, "status": failure.status, "retry_after_ms": round(failure.retry_after_s * 1000)}
-        text = f"the service wants no request for {failure.retry_after_s:g} s"
-        await hear(events.carry("retry", body, ts=now(), message=text))
+def retry_event(failure: UpstreamFailure, ts: str, number: int, step: LadderStep | None = None) -> AgentEvent:
+    """Return the event of an attempt that failed.
 
-    async def _tell(self, loss: Loss, hear: Hear, now: Now) -> None:
-        """Report a loss, once."""
-        key = (loss.code, loss.reason, "" if loss.path.startswith(LISTS) else loss.path)
-        if key not in self._named:
-            self._named.add(key)
-            await hear(loss_event(loss, now()))
+    Args:
+        number: the attempt.
+        step: the next attempt; None if the service asks for a pause that is not waited for here. The router reads it.
+    """
+    body: dict[str, Any] = {"code": failure.code, "status": failure.status}
+    if step is None:
+        wait_s = failure.retry_after_s or 0.0
+        body["retry_after_ms"] = round(wait_s * 1000)
+        return events.carry("retry", body, ts=ts, message=f"the service wants no request for {wait_s:g} s")
+    how = f"again with {step.rung}" if step.rung is not None else f"again in {step.wait_s:g} s"
+    body |= {
+        "attempt": number, "provider_code": failure.provider_code, "step": step.rung,
+        "wait_ms": round(step.wait_s * 1000),
+    }  # fmt: skip
+    return events.carry("retry", body, ts=ts, message=f"{failure.message}; {how}")
 
 
 class _Attempt:
     """One answer while it comes in.
 
     Args:
-        known: ids of the calls in the conversation.
-        texts: names of the tools that take a text in place of an object.
+        name: the dialect of its documents.
+        conversation: what it answers; ids of calls in there are not used again.
     """
 
-    def __init__(self, name: str, known: set[str], texts: frozenset[str], hear: Hear, now: Now) -> None:
+    def __init__(self, name: str, conversation: Conversation, hear: Hear, now: Now) -> None:
         self.module = dialect(name)
         self.state = self.module.StreamState(now())
         self.state.reader.mends = True  # The service may be a gateway that writes the dialect wrongly.
         self.handed_on = False
         """True once output was passed on; then the request must not be sent again."""
         self.ended_silently = False
-        self._hear, self._now, self._known, self._texts = hear, now, known, texts
+        self._hear, self._now = hear, now
+        self._known = {
+            part.id for message in conversation.messages for part in message.parts if isinstance(part, ToolUse)
+        }
+        self._texts = {tool.name for tool in conversation.tools if tool.kind == "custom"}
+        """Tools that take a text in place of an object."""
         self._held: list[AgentEvent] = []
         """Events before the first output: the counters of a failed attempt are not the run's."""
         self._mended: list[str] = []
@@ -268,8 +268,7 @@ class _Attempt:
                 number = chunk["sequence_number"]
             state.now = self._now()
             await self._pass(map_event(chunk, state))
-            if state.sum.failure is not None:
-                failed = state.sum.failure
+            if (failed := state.sum.failure) is not None:
                 raise UpstreamError(stream_failure(failed.raw or failed.code, failed.message, secret))
             if state.reader.ended or state.sum.stops:
                 reply.expect_end()
@@ -280,20 +279,15 @@ class _Attempt:
         self._check(reply)
         for event in self._held:
             await self._hear(event)
-        self._held = []
 
     async def _pass(self, found: list[AgentEvent]) -> None:
         for event in found:
             if type(event) in INNER:
                 continue
-            if isinstance(event, events.ToolCall):
-                event = self._own(event)
-            self._held.append(event)
+            self._held.append(self._own(event) if isinstance(event, events.ToolCall) else event)
             self.handed_on = self.handed_on or isinstance(event, OUTPUT)
-            if self.handed_on:
-                held, self._held = self._held, []
-                for one in held:
-                    await self._hear(one)
+            while self.handed_on and self._held:
+                await self._hear(self._held.pop(0))
 
     def _own(self, call: events.ToolCall) -> events.ToolCall:
         """Return a call with a readable input, and with a new id if an earlier call has it.
@@ -351,17 +345,15 @@ class _Attempt:
 
     def losses(self) -> tuple[Loss, ...]:
         """Return what was repaired or missing in the answer."""
+        repeated = [("/calls/" + one, "fallback", TWICE) for one in self.state.sum.repeated_calls()]
+        repaired = [("/calls/" + one, "arguments", MENDED) for one in self._mended]
+        end = [("/stop", "fallback", NO_END)] if self.ended_silently else []
         name = self.state.sum.dialect
-        repeated = [
-            Loss(path=f"/calls/{one}", dialect=name, target=name, kind="degraded", code="fallback", reason=TWICE)
-            for one in self.state.sum.repeated_calls()
-        ]
-        repaired = [
-            Loss(path=f"/calls/{one}", dialect=name, target=name, kind="degraded", code="arguments", reason=MENDED)
-            for one in self._mended
-        ]
-        end = Loss(path="/stop", dialect=name, target=name, kind="synthesised", code="fallback", reason=NO_END)
-        return (*self.state.reader.losses, *repeated, *repaired, *([end] if self.ended_silently else []))
+        return (*self.state.reader.losses, *(
+            Loss(path=path, dialect=name, target=name, kind="synthesised" if reason is NO_END else "degraded",
+                 code=code, reason=reason)
+            for path, code, reason in (*repeated, *repaired, *end)
+        ))  # fmt: skip
 
 
 def _as_passed_on(part: Part, calls: dict[str, Iterator[events.ToolCall]]) -> Part:

@@ -1,7 +1,7 @@
 """Failures of services and of vendors' agents: status, labels and words → one of our codes. Pure.
 
-A denial by our own proxies counts first, then a label, a status and the words. Numbers among words do not count.
-The seven codes of the provider interface are a table beside that of the error codes (`errors.provider_code`).
+A denial by our own proxies counts first, then a label, the words and the status. Numbers among words do not count.
+`FAILURES` is the one table; the seven codes of the provider interface stand beside the error codes (`errors`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from math import isnan
 from typing import Any, Final
 
 import msgspec
@@ -54,6 +53,8 @@ class UpstreamFailure(msgspec.Struct, frozen=True, kw_only=True):
     """True if the same request may succeed a little later."""
     was_sent: bool = True
     """False if there was no connection to send the request on."""
+    hint: str | None = None
+    """The next step; None takes the code's."""
 
     @property
     def may_cost(self) -> bool:
@@ -72,12 +73,13 @@ class UpstreamError(BackendError):
 
     Args:
         failure: what happened.
-        hint: the next step.
+        hint: the next step (default: the failure's own, or its code's).
     """
 
     def __init__(self, failure: UpstreamFailure, hint: str | None = None) -> None:
         answered = failure.code == "backend_unavailable" and failure.status is not None
-        super().__init__(failure.code, failure.message, hint=hint or (BUSY if answered else HINTS.get(failure.code)))
+        own = failure.hint or (BUSY if answered else HINTS.get(failure.code))
+        super().__init__(failure.code, failure.message, hint=hint or own)
         self.failure = failure
         self.turn: Any = None
         """The part of the answer that had come, as a `completion.ModelTurn`; None if nothing had."""
@@ -86,41 +88,21 @@ class UpstreamError(BackendError):
         return (UpstreamError, (self.failure, self.hint))
 
 
-HINTS: Final[dict[str, str]] = {
-    "backend_auth_failed": "check the key, that it may use this model, and that its account has credit",
-    "backend_rate_limited": "wait, or raise the limit at the service",
-    "backend_context_length": "make the conversation shorter, or take a model with a larger window",
-    "backend_model_not_found": "check the model's name (the service lists them below /models) and base_url, which ends "
-    "before the protocol's own path, as in https://example.com/v1",
-    "backend_unavailable": "check that the address can be reached from here and that the service is up",
-    "backend_timeout": "raise the timeout of the endpoint, or take a quicker model",
-    "stream_closed": "try again; a proxy on the way may cut long answers",
-    "config_invalid": "correct base_url, the key or the headers of the backend's options",
-    "policy_denied": "change the rule or the limit named above, or add the service to the backend's `endpoints`",
-    INVALID: "the service says above what it does not want",
-}
+class FailureRow(msgspec.Struct, frozen=True):
+    """The signs of one code."""
 
-BUSY: Final = "the service answers that it cannot work now: try again later, or take another model"
+    code: str
+    hint: str
+    """The next step."""
+    statuses: tuple[int, ...] = ()
+    """HTTP statuses that mean it if neither labels nor words decide."""
+    labels: str = ""
+    """Services' labels for it, in lower case."""
+    words: str = ""
+    """Pattern of a message in any case, for services without labels."""
+    loose: str = ""
+    """Pattern of an agent's text besides; in a service's message it would find too much."""
 
-LABELS: Final[dict[str, str]] = {
-    label: code
-    for code, labels in {
-        "backend_auth_failed": "authentication_error permission_error permission_denied unauthenticated "
-        "invalid_api_key api_key_invalid invalid_authentication_error",
-        "backend_rate_limited": "rate_limit_error rate_limit_exceeded rate_limit_reached_error insufficient_quota "
-        "resource_exhausted",
-        "backend_context_length": "context_length_exceeded exceed_context_size_error request_too_large",
-        "backend_model_not_found": "model_not_found",
-        "backend_content_filtered": "content_filter content_policy_violation",
-        "backend_unavailable": "overloaded_error api_error server_error internal_server_error unavailable internal",
-        "backend_timeout": "timeout_error deadline_exceeded",
-    }.items()
-    for label in labels.split()
-}
-"""A service's label → our code (references of the four vendors and of Moonshot, read November 2026)."""
-
-LASTING: Final = frozenset({"insufficient_quota"})
-"""Labels of failures that no waiting mends, whatever the status is."""
 
 USED_UP: Final = (
     r"\bquota\b.{0,60}(exceed|exhaust|reached|used up|insufficient)"
@@ -129,54 +111,83 @@ USED_UP: Final = (
 )
 """Pattern of the words for a quota that is used up."""
 
-PATTERNS: Final[tuple[tuple[str, str], ...]] = (
-    ("backend_context_length",
+FAILURES: Final = (
+    FailureRow(
+        "backend_context_length", "make the conversation shorter, or take a model with a larger window", (413,),
+        "context_length_exceeded exceed_context_size_error request_too_large",
         r"context[ _](length|window|size)|prompt is too long"
         r"|(input|prompt|request).{0,40}(is |are )?too (long|large)|input token count|too many (input )?tokens"
-        r"|maximum.{0,20}token.{0,40}exceed|exceed.{0,60}\btokens?\b.{0,20}(limit|allowed|maximum)|reduce the length"),
-    ("backend_content_filtered",
+        r"|maximum.{0,20}token.{0,40}exceed|exceed.{0,60}\btokens?\b.{0,20}(limit|allowed|maximum)|reduce the length",
+        "context limit|maximum context|too long",
+    ),
+    FailureRow(
+        "backend_content_filtered", "change what the service objects to, or take another model", (),
+        "content_filter content_policy_violation",
         r"content[ _-]?(management )?(filter|polic)|(rejected|blocked|flagged|refused|declined)\b.{0,80}"
         r"(safety|polic(y|ies)|moderation|high risk)|(safety|moderation) (system|filter|check)"
-        r"|violat\w*.{0,60}\bpolic(y|ies)"),
-    ("backend_rate_limited", USED_UP),
-    ("backend_auth_failed",
+        r"|violat\w*.{0,60}\bpolic(y|ies)",
+    ),
+    FailureRow(
+        "backend_rate_limited", "wait, or raise the limit at the service", (429,),
+        "rate_limit_error rate_limit_exceeded rate_limit_reached_error insufficient_quota resource_exhausted",
+        USED_UP, "rate[ _]limit|too many requests|quota|slow down",
+    ),
+    # An account without money is a refused key, as with status 402: only its owner can mend it, and waiting does not.
+    FailureRow(
+        "backend_auth_failed", "check the key, that it may use this model, and that its account has credit",
+        (401, 402, 403),
+        "authentication_error permission_error permission_denied unauthenticated invalid_api_key api_key_invalid "
+        "invalid_authentication_error",
         r"(credits?|balance|funds)\b.{0,40}(too low|insufficient|exhausted|depleted|not enough|used up|run out)"
         r"|(insufficient|not enough|out of|no) (account )?(credits?|balance|funds)\b|payment (is )?required|billing"
         r"|(account|organi[sz]ation|subscription)\b.{0,40}(suspended|deactivated|disabled|overdue|in arrears)"
         r"|(api[ _-]?key|token).{0,20}(not valid|invalid|expired|missing|incorrect)"
-        r"|(invalid|incorrect|missing|expired).{0,10}api[ _-]?key|unauthori[sz]ed"),
-    ("backend_model_not_found",
+        r"|(invalid|incorrect|missing|expired).{0,10}api[ _-]?key|unauthori[sz]ed",
+        "api key|bad key|unauthor|forbidden|authentic|log in|logged (in|out)|environment variable",
+    ),
+    # Services do not distinguish a wrong address from a wrong model.
+    FailureRow(
+        "backend_model_not_found", "check the model's name (the service lists them below /models) and base_url, which "
+        "ends before the protocol's own path, as in https://example.com/v1", (404, 405),
+        "model_not_found",
         r"model\b.{0,120}(not found|not exist|no access|not available|unknown|decommissioned)"
-        r"|(unknown|no such|invalid) model|not found for api version"),
+        r"|(unknown|no such|invalid) model|not found for api version",
+        r"model[ _]not[ _]found|does not exist",
+    ),
+    FailureRow(
+        "backend_timeout", "raise the timeout of the endpoint, or take a quicker model", (408, 504),
+        "timeout_error deadline_exceeded", loose="timed out|timeout",
+    ),
+    FailureRow(
+        "backend_unavailable", "check that the address can be reached from here and that the service is up", (),
+        "overloaded_error api_error server_error internal_server_error unavailable internal",
+    ),
+    FailureRow("stream_closed", "try again; a proxy on the way may cut long answers"),
+    FailureRow("config_invalid", "correct base_url, the key or the headers of the backend's options"),
+    FailureRow(
+        "policy_denied", "change the rule or the limit named above, or add the service to the backend's `endpoints`"
+    ),
+    FailureRow(INVALID, "the service says above what it does not want"),
 )  # fmt: skip
-"""Code ← pattern of the message in any case, for services without labels; the first row that fits counts.
+"""All signs of failures; of two rows whose patterns fit, the first counts.
 
-An account without money is a refused key, as with status 402: only its owner can mend it, and waiting does not."""
+Labels are from the references of the four vendors and of Moonshot, read in November 2026."""
+
+HINTS: Final = {row.code: row.hint for row in FAILURES}
+LABELS: Final = {label: row.code for row in FAILURES for label in row.labels.split()}
+STATUSES: Final = {status: row.code for row in FAILURES for status in row.statuses}
+
+BUSY: Final = "the service answers that it cannot work now: try again later, or take another model"
+
+PAGE: Final = "a web page answered: a proxy, a login or a site, but no API; check base_url, HTTPS_PROXY and NO_PROXY"
+
+LASTING: Final = frozenset({"insufficient_quota"})
+"""Labels of failures that no waiting mends, whatever the status is."""
 
 READ_WORDS: Final = frozenset({400, 403, 404, 413, 422, 500, 200})
 """Statuses of many different failures, so that the words count; 200 is an error inside a stream."""
 
 STATUS_TEXTS: Final = frozenset(map(str, range(400, 600)))
-
-STATUSES: Final[dict[int, str]] = {
-    401: "backend_auth_failed", 402: "backend_auth_failed", 403: "backend_auth_failed",
-    404: "backend_model_not_found", 405: "backend_model_not_found",
-    408: "backend_timeout", 504: "backend_timeout",
-    413: "backend_context_length", 429: "backend_rate_limited",
-}  # fmt: skip
-"""Status → code, if neither labels nor words decide. 402 is an account without money; 404, 405 and a redirect are a
-wrong address or model, which services do not distinguish."""
-
-
-WORDS: Final[tuple[tuple[str, str], ...]] = (
-    ("backend_auth_failed",
-        "api key|bad key|unauthor|forbidden|authentic|log in|logged (in|out)|environment variable"),
-    ("backend_rate_limited", "rate[ _]limit|too many requests|quota|slow down"),
-    ("backend_context_length", "context[ _]length|context (window|limit)|maximum context|too long"),
-    ("backend_model_not_found", "model[ _]not[ _]found|(no such|unknown) model|does not exist"),
-    ("backend_timeout", "timed out|timeout"),
-)  # fmt: skip
-"""Code ← pattern of an agent's text that has neither label nor status; the first row that fits counts."""
 
 STATUS_MEMBERS: Final = ("status", "statusCode", "status_code", "code")
 """Members of an error that may hold an HTTP status."""
@@ -191,13 +202,18 @@ def failure_of(
         now: for a date in `retry-after`.
         secret: the key, which some services repeat in their message.
     """
-    document = _decode(body)
-    words = message_of(document)
+    try:
+        document = msgspec.json.decode(body)
+    except UNREADABLE:
+        document = None
+    words = _message(_error(document))
     if not words:
         words = " ".join(re.sub(r"<[^<>]*>", " ", body.decode("utf-8", "replace")).split())
+    is_page = body.lstrip()[:1] == b"<"
     begin = "" if words.startswith(DENIAL) else f"the service answered {status}{': ' if words else ''}"
     found = _failure(status, document, words, begin, secret)
-    return msgspec.structs.replace(found, retry_after_s=retry_after_s(headers, document, now))
+    wait_s = retry_after_s(headers, document, now)
+    return msgspec.structs.replace(found, retry_after_s=wait_s, hint=PAGE if is_page else None)
 
 
 def stream_failure(raw: Json, message: str, secret: str | None) -> UpstreamFailure:
@@ -206,7 +222,8 @@ def stream_failure(raw: Json, message: str, secret: str | None) -> UpstreamFailu
 
 
 def _failure(status: int, document: Json, words: str, begin: str, secret: str | None) -> UpstreamFailure:
-    labels = labels_of(document)
+    error = _error(document)
+    labels, place = _labels(error), error.get("param") if isinstance(error, dict) else None
     code = _code_of_answer(status, labels, words[:WORDS_CHARS_MAX])
     # Only 429 is a limit that a pause lifts; a quota that a service refuses as a bad request is used up.
     is_used_up = code == "backend_rate_limited" and status in READ_WORDS - {200}
@@ -215,7 +232,7 @@ def _failure(status: int, document: Json, words: str, begin: str, secret: str | 
         message=clean(f"{begin}{words}", secret),
         status=status,
         labels=labels,
-        place=place_of(document),
+        place=place[:LABEL_CHARS_MAX] if isinstance(place, str) else "",
         may_pass=CODES[code].retryable and not LASTING.intersection(labels) and not is_used_up,
     )
 
@@ -230,8 +247,8 @@ def _code_of_answer(status: int, labels: tuple[str, ...], words: str) -> str:
         # Some services give every failure the label of a fault of their own.
         if label in LABELS and not (LABELS[label] == "backend_unavailable" and 400 <= status < 500):
             return LABELS[label]
-    if status in READ_WORDS and (code := _by_words(PATTERNS, words)) is not None:
-        return code
+    if status in READ_WORDS and (row := next((row for row in FAILURES if _fits(row.words, words)), None)):
+        return row.code
     if 300 <= status < 400:
         return "backend_model_not_found"
     return STATUSES.get(status) or (INVALID if 400 <= status < 500 else "backend_unavailable")
@@ -252,7 +269,14 @@ def code_of(words: str, *labels: object, status: int | None = None, own: Mapping
         if isinstance(label, str) and label in own:
             return own[label]
     number = next((one for one in (status, status_in(words)) if one in STATUSES), None)
-    return STATUSES[number] if number is not None else _by_words(WORDS, words) or "backend_unavailable"
+    if number is not None:
+        return STATUSES[number]
+    found = (row.code for row in FAILURES if _fits(row.words, words) or _fits(row.loose, words))
+    return next(found, "backend_unavailable")
+
+
+def _fits(pattern: str, words: str) -> bool:
+    return bool(pattern) and re.search(pattern, words, re.IGNORECASE) is not None
 
 
 def status_in(words: str) -> int | None:
@@ -267,92 +291,58 @@ def status_in(words: str) -> int | None:
     return next((one for one in members if type(one) is int and one in STATUSES), None)
 
 
-def _by_words(table: tuple[tuple[str, str], ...], words: str) -> str | None:
-    return next((code for code, pattern in table if re.search(pattern, words, re.IGNORECASE)), None)
-
-
-def _decode(body: bytes) -> Json:
-    try:
-        return msgspec.json.decode(body)
-    except UNREADABLE:
-        return None
-
-
 def _error(document: Json) -> Any:
     """Return the member that describes the failure; gateways have many forms of it."""
     found = document[0] if isinstance(document, list) and document else document
     if isinstance(found, dict):
         if isinstance(response := found.get("response"), dict) and response.get("error"):
             return response["error"]
-        for name in ("error", "errors", "detail"):
-            if found.get(name):
-                inner = found[name]
-                return inner[0] if isinstance(inner, list) else inner
+        inner = next((found[name] for name in ("error", "errors", "detail") if found.get(name)), found)
+        return inner[0] if isinstance(inner, list) else inner
     return found
 
 
-def labels_of(document: Json) -> tuple[str, ...]:
+def _labels(error: Any) -> tuple[str, ...]:
     """Return a failure's labels: its code, type and status, and the reasons of its details."""
-    error = _error(document)
-    if not isinstance(error, dict):
-        return ()
-    found = [error.get(name) for name in ("code", "type", "status", "reason")]
+    found = [error.get(name) for name in ("code", "type", "status", "reason")] if isinstance(error, dict) else []
     found += [detail.get("reason") for detail in _details(error)]
     return tuple(dict.fromkeys(str(label).lower()[:LABEL_CHARS_MAX] for label in found if isinstance(label, str | int)))
 
 
-def _details(error: Json) -> list[dict[str, Any]]:
+def _details(error: Any) -> list[dict[str, Any]]:
     details = error.get("details") if isinstance(error, dict) else None
     return [one for one in details if isinstance(one, dict)] if isinstance(details, list) else []
 
 
-def place_of(document: Json) -> str:
-    """Return the member of the request that a failure names; empty if it names none."""
-    error = _error(document)
-    found = error.get("param") if isinstance(error, dict) else None
-    return found[:LABEL_CHARS_MAX] if isinstance(found, str) else ""
-
-
-def message_of(document: Json) -> str:
+def _message(error: Any) -> str:
     """Return a failure's message, or an empty text."""
-    error = _error(document)
-    if isinstance(error, str):
-        return error
-    if isinstance(error, dict):
-        for name in ("message", "msg", "detail", "error_description", "reason"):
-            if isinstance(error.get(name), str):
-                where = error.get("loc")
-                prefix = ".".join(map(str, where)) + ": " if isinstance(where, list) else ""
-                return prefix + str(error[name])
-    return ""
+    if isinstance(error, str) or not isinstance(error, dict):
+        return error if isinstance(error, str) else ""
+    members = [error.get(name) for name in ("message", "msg", "detail", "error_description", "reason")]
+    where = error.get("loc")
+    prefix = ".".join(map(str, where)) + ": " if isinstance(where, list) else ""
+    return next((prefix + one for one in members if isinstance(one, str)), "")
 
 
 def clean(text: str, secret: str | None = None) -> str:
     """Remove keys and queries from a service's words, and cut them."""
-    whole = len(text) <= WORDS_CHARS_MAX
-    text = text[:WORDS_CHARS_MAX]
-    if secret:
-        # A key at the cut would show its first half.
-        text = text.replace(secret, "[key]") if whole else text.replace(secret, "[key]")[: -len(secret)]
-    return cut_urls(text)[:MESSAGE_CHARS_MAX]
+    whole = text.replace(secret, "[key]") if secret else text
+    return cut_urls(whole[:WORDS_CHARS_MAX])[:MESSAGE_CHARS_MAX]
 
 
 def retry_after_s(headers: Mapping[str, str], document: Json, now: datetime) -> float | None:
     """Return how long the service asks to wait, in seconds; None if it does not say.
 
-    Headers count first (milliseconds, seconds, or a date, then the ends of used-up limits), then the detail that Gemini
-    has in its body.
+    `retry-after` counts first (milliseconds, seconds, or a date), then the ends of used-up limits, then the detail that
+    Gemini has in its body.
     """
-    found = _number(headers.get("retry-after-ms"))
-    if found is not None:
-        found /= 1000
-    elif (said := headers.get("retry-after")) is not None:
-        found = _until(said, now) if (number := _number(said)) is None else number
-    elif resets := [seconds for text in _resets(headers) if (seconds := _reset_s(text, now)) is not None]:
-        found = max(resets)
+    if "retry-after" in headers or "retry-after-ms" in headers:
+        texts = [f"{headers.get('retry-after-ms', '')}ms", headers.get("retry-after", "")]
+        found = next((seconds for text in texts if (seconds := _seconds(text, now)) is not None), None)
     else:
         delays = [detail.get("retryDelay") for detail in _details(_error(document))]
-        found = next((_number(delay.removesuffix("s")) for delay in delays if isinstance(delay, str)), None)
+        texts = [*_resets(headers)] or [delay for delay in delays if isinstance(delay, str)]
+        found = max((seconds for text in texts if (seconds := _seconds(text, now)) is not None), default=None)
     return None if found is None else min(max(found, 0.0), RETRY_AFTER_S_MAX)
 
 
@@ -363,50 +353,31 @@ def _resets(headers: Mapping[str, str]) -> Iterator[str]:
     seconds or Unix times. Read on 2026-11-28.
     """
     for name, text in headers.items():
-        kind = name.removeprefix("anthropic-ratelimit-").removesuffix("-reset")
-        if name == f"anthropic-ratelimit-{kind}-reset":
-            left, status = headers.get(f"anthropic-ratelimit-{kind}-remaining"), f"anthropic-ratelimit-{kind}-status"
-            if left == "0" or headers.get(status) == "rejected":
+        if "ratelimit-" in name and "-reset" in name:
+            left, status = (headers.get(name.replace("-reset", other)) for other in ("-remaining", "-status"))
+            if left == "0" or status == "rejected":
                 yield text
-        kind = name.removeprefix("x-ratelimit-reset-")
-        if name == f"x-ratelimit-reset-{kind}" and headers.get(f"x-ratelimit-remaining-{kind}") == "0":
-            yield text
-    if headers.get("x-ratelimit-remaining") == "0" and (text := headers.get("x-ratelimit-reset", "")):
-        yield text
 
 
 UNIX_S_MIN: Final = 1e9
 """A number of seconds from here on is a Unix time: as a pause it would be 31 years."""
 
+_NUMBER: Final = re.compile(r"-?\d+(\.\d+)?(e\d{1,2})?")
 _DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
 
 
-def _reset_s(text: str, now: datetime) -> float | None:
-    """Return the seconds until a limit ends: of a Unix time, a time, a number of seconds or a duration as `6m0s`."""
-    if (number := _number(text)) is not None:
+def _seconds(text: str, now: datetime) -> float | None:
+    """Return the seconds that a number, a duration as `6m0s` or a time stands for; None for other texts."""
+    if _NUMBER.fullmatch(text):
+        number = float(text)
         return number - now.timestamp() if number >= UNIX_S_MIN else number
     if text and (found := _DURATION.fullmatch(text)) is not None:
         days, hours, minutes, seconds, millis = (float(one or 0) for one in found.groups())
         return days * 86_400 + hours * 3600 + minutes * 60 + seconds + millis / 1000
-    try:
-        then = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return (then - now).total_seconds() if then.tzinfo is not None else None
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        found = float(text or "nan")
-    except ValueError:
-        return None
-    return None if isnan(found) else found
-
-
-def _until(said: str, now: datetime) -> float | None:
-    """Return the seconds until a date; None if the text is not a date."""
-    try:
-        when = parsedate_to_datetime(said)
-    except (ValueError, OverflowError):
-        return None
-    return (when.replace(tzinfo=when.tzinfo or UTC) - now).total_seconds()
+    for read in (datetime.fromisoformat, parsedate_to_datetime):
+        try:
+            then = read(text)
+        except (ValueError, OverflowError):
+            continue
+        return (then.replace(tzinfo=then.tzinfo or UTC) - now).total_seconds()
+    return None
