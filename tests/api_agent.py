@@ -19,7 +19,7 @@ from backplane.runtime import backends
 from backplane.runtime.backends import Backend
 from backplane.runtime.run import Run
 from backplane.testing import Call, ModelServer, ScriptUsage, Turn
-from backplane.upstream.presets import ProtocolName
+from backplane.upstream.endpoint import ProtocolName
 from tests.runs import QUICK, go, order, plane
 
 KEY = "sk-scripted-0123456789abcdef"

@@ -23,8 +23,7 @@ from backplane.contract.events import (
 )
 from backplane.contract.work import ContextPacket, PolicyProfile, RuntimeConfig, Snippet
 from backplane.runtime.run import Run
-from backplane.testing import Call, ModelServer, ScriptUsage, Turn
-from backplane.upstream.presets import PROTOCOLS, ProtocolName
+from backplane.testing import PROTOCOLS, Call, ModelServer, ProtocolName, ScriptUsage, Turn
 from tests.api_agent import KEY, LIMITS, LOOP, api, call, everything, job, of, raw, solve
 from tests.runs import backplane_of, ended, go, plane, saying
 

@@ -56,31 +56,32 @@ ROOMS = {
     "receipts": f"{SHAPES} policy process receipts.folded",
     "view": f"{SHAPES} process.table receipts.folded routing",
     "upstream.clients": "errors",
-    "upstream.presets": "errors upstream.clients",
+    "upstream.endpoint": "errors upstream.clients",
+    "upstream.presets": "errors upstream.endpoint",
     "upstream.cost": f"{SHAPES} dialects.ir",
     "upstream.prices": "upstream.cost",
     "upstream.meter": f"{SHAPES} dialects dialects.ir upstream.cost",
-    "upstream": f"{SHAPES} dialects dialects.ir upstream.clients upstream.cost upstream.presets",
+    "upstream": f"{SHAPES} dialects dialects.ir upstream.clients upstream.cost upstream.endpoint upstream.presets",
     "gateway": (
         f"{SHAPES} config dialects dialects.ir process sandbox upstream upstream.clients upstream.cost "
-        "upstream.meter upstream.presets upstream.prices"
+        "upstream.meter upstream.endpoint upstream.presets upstream.prices"
     ),
     "schemas": f"{SHAPES} agents.rows config dialects.ir policy protocol resources sandbox.credentials "
-    "upstream.presets",
-    "testing": f"{SHAPES} upstream.presets",
+    "upstream.endpoint upstream.presets",
+    "testing": f"{SHAPES} upstream.endpoint upstream.presets",
     # the near side of the line: a run, from its order to its stored receipt
     "agents.rows": "errors",
     "routing": f"{SHAPES} policy upstream.cost",
     "routing.driver": (
-        f"{SHAPES} agents.rows config policy receipts routing runtime upstream upstream.cost upstream.presets "
-        "upstream.prices view"
+        f"{SHAPES} agents.rows config policy receipts routing runtime upstream upstream.cost "
+        "upstream.endpoint upstream.presets upstream.prices view"
     ),
     "routing.compare": f"{SHAPES} config policy receipts routing routing.driver runtime view workspace",
     "runtime": (
         f"{SHAPES} agents.rows config gateway policy process protocol receipts receipts.build receipts.calls "
         "receipts.claimed_texts receipts.claims receipts.enforcement receipts.folded receipts.outcomes receipts.state "
         "redact resources routing sandbox sandbox.credentials "
-        "telemetry upstream.cost upstream.presets workspace"
+        "telemetry upstream.cost upstream.endpoint upstream.presets workspace"
     ),
     "telemetry": f"{SHAPES} receipts.folded",
     "api": f"{SHAPES} config providers routing routing.driver runtime",
@@ -91,7 +92,7 @@ ROOMS = {
     "tools": f"{SHAPES} dialects dialects.ir policy process protocol upstream upstream.clients",
     "agents": (
         f"{SHAPES} agents.rows config dialects dialects.ir host policy process protocol tools "
-        "upstream upstream.cost upstream.presets upstream.prices"
+        "upstream upstream.cost upstream.endpoint upstream.presets upstream.prices"
     ),
     "hosts": f"{SHAPES} agents agents.rows config contract.light host process",
     # the front doors
@@ -109,8 +110,8 @@ ROOMS = {
     "cli": (
         f"{SHAPES} __init__ config conform contract.light dialects policy process protocol providers receipts "
         "receipts.claims receipts.outcomes redact resources routing routing.compare routing.driver runtime sandbox "
-        "sandbox.credentials scale scale.serve schemas serve telemetry tools upstream upstream.cost upstream.presets "
-        "view view.load web workspace"
+        "sandbox.credentials scale scale.serve schemas serve telemetry tools upstream upstream.cost "
+        "upstream.endpoint upstream.presets view view.load web workspace"
     ),
     "cli.gateway": "errors cli config gateway process",
     "__main__": "cli",
@@ -214,6 +215,7 @@ NAMES_VENDORS = {
     "upstream",
     "upstream.cost",
     "upstream.meter",
+    "upstream.endpoint",
     "upstream.presets",
 }
 
@@ -258,7 +260,7 @@ FLOATS_OF_THE_CONTRACT = {
     "Usage.estimated_cost_usd",
 }
 """The floats that `abp/v0.1` has on the wire. We add none to anything that is hashed."""
-SETTINGS = {"process", "config", "host", "runtime", "sandbox", "upstream", "conform", "upstream.presets"}
+SETTINGS = {"process", "config", "host", "runtime", "sandbox", "upstream", "conform", "upstream.endpoint"}
 """Rooms whose structs also hold settings that are never hashed; a time (`…_s`) or an amount of money (`…_usd`) may be a
 float there."""
 

@@ -48,9 +48,9 @@ from backplane.tools.specs import BY_NAME, no_tool
 from backplane.upstream.client import Upstream
 from backplane.upstream.completion import ModelClient, ModelTurn
 from backplane.upstream.cost import HIDDEN_TOKENS, MICROS, Spent, most, read_price
-from backplane.upstream.endpoint import endpoint_of
+from backplane.upstream.endpoint import Endpoint, with_keys
 from backplane.upstream.failure import UpstreamError
-from backplane.upstream.presets import OPTIONS, Service, read_options
+from backplane.upstream.presets import OPTIONS, read_options
 from backplane.upstream.prices import price_of
 
 TURNS_MAX: Final = 250
@@ -122,7 +122,7 @@ class Task(msgspec.Struct, frozen=True):
     """A run whose service takes no tools may be complete."""
 
 
-def read_task(run: HostRun, service: Service, toolbox: Toolbox) -> Task:
+def read_task(run: HostRun, service: Endpoint, toolbox: Toolbox) -> Task:
     """Read the order.
 
     Raises:
@@ -430,7 +430,7 @@ def _said(turn: ModelTurn, now: str) -> AgentEvent:
 
 
 @functools.cache
-def _own_service() -> tuple[Service, dict[str, str]]:
+def _own_service() -> tuple[Endpoint, dict[str, str]]:
     """The service that this process was started for, and its keys, which then stand nowhere else."""
     service = read_options(msgspec.json.decode(os.environ.get(OPTIONS, "{}")), "the options")
     return service, take(service.variables)
@@ -454,7 +454,7 @@ async def drive(run: HostRun) -> Done:
     toolbox = Toolbox(root, run.policy, env=env, hear=hear, ask_user=ask, grace_s=lambda: run.grace_s)
     task = read_task(run, service, toolbox)
     endpoint = msgspec.structs.replace(
-        endpoint_of(service, keys), base_url=asked_at(service.base_url) or service.base_url
+        with_keys(service, keys), base_url=asked_at(service.base_url) or service.base_url
     )
     async with (
         Upstream(endpoint) as upstream,

@@ -28,7 +28,7 @@ from backplane.runtime.faults import setting_faults
 from backplane.sandbox.credentials import store_of
 from backplane.sandbox.probe import Name, probe
 from backplane.upstream import baseurl, presets
-from backplane.upstream.endpoint import cut_urls, endpoint_of
+from backplane.upstream.endpoint import cut_urls, with_keys
 
 GIT_MIN: Final = (2, 30)
 """Oldest git that the patches are made and applied with."""
@@ -178,7 +178,7 @@ def _service(name: str, declared: BackendSettings, environ: Mapping[str, str], o
     else:
         from backplane.upstream import probe
 
-        endpoint = msgspec.structs.replace(endpoint_of(service, environ), timeout_s=probe.FIRST_BYTE_S)
+        endpoint = msgspec.structs.replace(with_keys(service, environ), timeout_s=probe.FIRST_BYTE_S)
         found = anyio.run(probe.probe, endpoint, service.model, service.key_env or "")
     for one in found:
         yield DoctorCheck(place, one.state, one.fact, one.fix)

@@ -13,8 +13,8 @@ from backplane.config import BackendSettings, GatewaySettings, Settings
 from backplane.errors import ConfigError
 from backplane.gateway.fronts import ModelRow
 from backplane.upstream.cost import Price, read_price
-from backplane.upstream.endpoint import PROTOCOLS, Endpoint, endpoint_of
-from backplane.upstream.presets import HOST, PRESETS, VARIABLE, read_options, with_address
+from backplane.upstream.endpoint import PROTOCOLS, VARIABLE, Endpoint, with_keys
+from backplane.upstream.presets import HOST, PRESETS, read_options, with_address
 from backplane.upstream.prices import facts_of, price_of
 
 USUAL: Final[Mapping[str, tuple[str, ...]]] = {
@@ -118,7 +118,7 @@ class ModelRoutes:
         own = {name: VARIABLE.sub(lambda at: self._environ.get(at[1], ""), one) for name, one in found.env.items()}
         variables = {**self._environ, **own}
         options: Mapping[str, Any] = with_address(found.options, variables)
-        return endpoint_of(read_options(options, f"backends.{backend}.options"), variables)
+        return with_keys(read_options(options, f"backends.{backend}.options"), variables)
 
 
 def _table(settings: GatewaySettings, environ: Mapping[str, str]) -> dict[str, tuple[str, ...]]:

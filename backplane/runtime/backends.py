@@ -29,6 +29,7 @@ from backplane.runtime.held_key import HeldKey, behind_proxy, check_key, held_ke
 from backplane.runtime.servers import resolved, server_rows, servers_of, variable, with_servers
 from backplane.sandbox.credentials import read_names
 from backplane.upstream import presets
+from backplane.upstream.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from backplane.gateway.key_proxy import KeyUse
@@ -240,7 +241,7 @@ class BackendRow(msgspec.Struct, frozen=True):
 
     argv: tuple[str, ...]
     agent: rows.AgentRow | None
-    service: presets.Service | None
+    service: Endpoint | None
     held_key: HeldKey | None
     open_stores: frozenset[str]
 
@@ -250,7 +251,7 @@ class BackendRow(msgspec.Struct, frozen=True):
         if self.held_key is not None:
             return ()
         if self.service is not None:
-            return (self.service.endpoint,)
+            return (self.service.host_and_port,)
         return self.agent.endpoints if self.agent is not None else ()
 
 

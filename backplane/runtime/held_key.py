@@ -16,7 +16,7 @@ from backplane.agents import rows
 from backplane.config import BackendSettings, Settings
 from backplane.errors import BackendError, ConfigError
 from backplane.process.launch import StartCommand
-from backplane.upstream import presets
+from backplane.upstream.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from backplane.gateway.key_proxy import KeyUse
@@ -43,7 +43,7 @@ def held_key_of(
     declared: BackendSettings,
     settings: Settings,
     agent: rows.AgentRow | None,
-    service: presets.Service | None,
+    service: Endpoint | None,
     environ: Mapping[str, str],
 ) -> HeldKey | None:
     """Return the key that a proxy adds for the host; None if the host gets its key itself.

@@ -14,9 +14,10 @@ import msgspec
 from backplane.agents import rows as agents
 from backplane.agents.rows import OF_DRIVER, PROVIDERS, AgentRow, taken
 from backplane.contract.canonical import Json
-from backplane.upstream.presets import PRESETS, SETTABLE, Service
+from backplane.upstream.endpoint import Endpoint
+from backplane.upstream.presets import PRESETS, SETTABLE
 
-HOSTS: Final[dict[str, type[Any]]] = {"api": Service, **dict.fromkeys(OF_DRIVER, AgentRow)}
+HOSTS: Final[dict[str, type[Any]]] = {"api": Endpoint, **dict.fromkeys(OF_DRIVER, AgentRow)}
 """Struct of the options of each host, by its name; `shell` and `mock` have none."""
 
 _CHOSEN: Final[dict[str, tuple[str, Json, str]]] = {

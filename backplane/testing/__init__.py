@@ -24,7 +24,8 @@ Examples:
 
 from backplane.testing.script import SIDE_TURNS, Call, Failure, Fault, Script, ScriptUsage, Turn, When, read_script
 from backplane.testing.server import ModelServer, RecordedRequest
-from backplane.upstream.presets import PROTOCOLS, ProtocolName
+from backplane.upstream.endpoint import PROTOCOL_NAMES as PROTOCOLS
+from backplane.upstream.endpoint import ProtocolName
 
 __all__ = [
     "PROTOCOLS",

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from backplane.contract.canonical import Json
 from backplane.testing.frames import json_text
 from backplane.testing.script import Script, When
-from backplane.upstream.presets import ProtocolName
+from backplane.upstream.endpoint import ProtocolName
 
 MISSING: Final = object()
 HISTORY: Final = {"openai_responses": "input", "gemini_ai_studio": "contents"}

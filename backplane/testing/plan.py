@@ -15,7 +15,7 @@ from backplane.testing.choose import Plot, RequestTarget, at
 from backplane.testing.frames import RenderRequest, as_array, as_events, cut_bytes, json_text, shorten, with_faults
 from backplane.testing.script import Turn
 from backplane.testing.wire import Delivery, Head
-from backplane.upstream.presets import ProtocolName
+from backplane.upstream.endpoint import ProtocolName
 
 CHARS_A_TOKEN: Final = 4
 """Characters per token in answers to counting requests; any number does that grows with the text."""

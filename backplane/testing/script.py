@@ -12,7 +12,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.errors import ContractError
-from backplane.upstream.presets import PROTOCOLS, ProtocolName
+from backplane.upstream.endpoint import PROTOCOL_NAMES, ProtocolName
 
 Stop = Literal["end", "tool_use", "max_tokens", "stop_sequence", "refusal", "content_filter", "pause"]
 
@@ -159,7 +159,7 @@ class Script(_Data, frozen=True):
     """The models that are listed; requests may name any model."""
     keys: tuple[str, ...] = ()
     """Keys that are accepted; empty accepts any key, and none."""
-    protocols: tuple[ProtocolName, ...] = PROTOCOLS
+    protocols: tuple[ProtocolName, ...] = PROTOCOL_NAMES
     """Protocols whose paths exist."""
     prefix: str | None = None
     """The beginning of every path that exists; None: any."""

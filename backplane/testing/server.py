@@ -22,7 +22,7 @@ from backplane.testing.frames import RenderRequest, json_text
 from backplane.testing.plan import beside, plain, plan, refuse, route, wants_usage
 from backplane.testing.script import Scripted, read_script
 from backplane.testing.wire import AnswerEnd, BadRequest, Connection, Delivery, Head
-from backplane.upstream.presets import ProtocolName
+from backplane.upstream.endpoint import ProtocolName
 
 CONNECTIONS_MAX: Final = 256
 """Open connections; a fleet of agents in tests has tens, and more is a client that never closes."""

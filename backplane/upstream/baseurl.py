@@ -12,8 +12,7 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 import msgspec
 
 from backplane.upstream.clients import is_http
-from backplane.upstream.endpoint import PROTOCOLS, VERSION, cut_urls
-from backplane.upstream.presets import is_local
+from backplane.upstream.endpoint import PROTOCOLS, VERSION, cut_urls, is_local
 
 _TAIL: Final = re.compile(r"/(chat/completions|completions|responses|messages(/count_tokens)?|models(/[^/]*:\w+)?)/*$")
 """Ends of requests' addresses, which are not part of a base."""
@@ -27,11 +26,6 @@ class Check(msgspec.Struct, frozen=True):
     state: Literal["ok", "note", "missing"]
     fact: str
     fix: str = ""
-
-
-def version_of(protocol: str) -> str:
-    """Return the path of a protocol's version: `/v1`, `/v1beta`."""
-    return "/v1beta" if protocol == "gemini_ai_studio" else "/v1"
 
 
 def cut_tails(path: str) -> tuple[str, tuple[str, ...]]:
@@ -58,7 +52,7 @@ def tidy(protocol: str, base_url: str) -> str:
     if protocol == "gemini_ai_studio":
         path = re.sub(r"/v1$", "", path.removesuffix("/openai"))
     if protocol and not VERSION.search(path):
-        path += version_of(protocol)
+        path += PROTOCOLS[protocol].version
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], path, "", ""))
 
 
@@ -94,7 +88,7 @@ def path_doubts(protocol: str, base_url: str) -> list[Check]:
     if "://" not in text:
         return [Check("missing", f"{shown} has no http:// or https://", fix)]
     path, tails = cut_tails(urlsplit(text).path)
-    versions, version = VERSION.findall(path), version_of(protocol)
+    versions, version = VERSION.findall(path), PROTOCOLS[protocol].version
     found: list[Check] = []
     if tails == (PROTOCOLS[protocol].path,):
         found.append(Check("note", f"the address ends in {tails[0]}, which is added to each request", fix))

@@ -1,21 +1,20 @@
-"""Addresses, keys and headers of the four protocols. Pure: settings go in, an address and headers come out.
+"""One model service: its protocol, address, key and headers. Pure: settings go in, an address and headers come out.
 
 A key goes into a header; it goes into the address only if a setting asks for it.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
 
-from backplane.contract.canonical import Json
 from backplane.errors import ConfigError
 from backplane.upstream.clients import is_http
-from backplane.upstream.presets import VARIABLE, Service
 
 CONNECT_S: Final = 10.0
 """Seconds to connect; a slow handshake takes two. A server that takes longer counts as down."""
@@ -28,6 +27,10 @@ BACKOFF_MS: Final = 500
 
 ANTHROPIC_VERSION: Final = "2023-06-01"
 """Version of the interface in the vendor's reference (docs.anthropic.com, read November 2026)."""
+
+
+ProtocolName = Literal["openai_compatible", "openai_responses", "anthropic", "gemini_ai_studio"]
+PROTOCOL_NAMES: Final[tuple[ProtocolName, ...]] = get_args(ProtocolName)
 
 
 class Protocol(msgspec.Struct, frozen=True):
@@ -43,49 +46,104 @@ class Protocol(msgspec.Struct, frozen=True):
     """Headers that the settings can replace."""
     ids_optional: bool = False
     """True if a result finds its call by name and order."""
+    version: str = "/v1"
+    adds_version: bool = False
+    """True if the vendor's own programs add the version to an address."""
 
 
 PROTOCOLS: Final[dict[str, Protocol]] = {
     "openai_compatible": Protocol("openai", "/chat/completions", "authorization", "Bearer "),
     "openai_responses": Protocol("codex", "/responses", "authorization", "Bearer "),
-    "anthropic": Protocol("claude", "/messages", "x-api-key", headers=(("anthropic-version", ANTHROPIC_VERSION),)),
-    "gemini_ai_studio": Protocol("gemini", "", "x-goog-api-key", ids_optional=True),
-}
-"""Protocol → its details. A fifth needs a name in `presets`, a row here, a ladder, and a dialect."""
+    "anthropic": Protocol(
+        "claude", "/messages", "x-api-key", headers=(("anthropic-version", ANTHROPIC_VERSION),), adds_version=True),
+    "gemini_ai_studio": Protocol(
+        "gemini", "", "x-goog-api-key", ids_optional=True, version="/v1beta", adds_version=True),
+}  # fmt: skip
+"""Protocol → its details. A fifth needs a row here, a ladder, and a dialect."""
 
 KEY_HEADERS: Final = frozenset({"authorization", "x-api-key", "x-goog-api-key", "api-key"})
 """A header of the settings with one of these names replaces the key."""
 
+VARIABLE: Final = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+"""A variable in the value of a header."""
+
 VERSION: Final = re.compile(r"/v\d+[a-z0-9]*(?=/|$)")
 
 
-class Endpoint(Service, frozen=True, kw_only=True):
-    """A service with its key; the values of its headers are final.
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One service; with its key, and the values of its headers, it is ready for requests.
 
     Raises:
         ConfigError: `config_invalid`, no such protocol, or the base is no HTTP address.
     """
 
+    protocol: ProtocolName
+    """The protocol that the service speaks; a preset has one."""
+    base_url: str
+    """Address of the service, with the version at its end (`/v1`); a preset has one."""
+    dialect: Literal["openai", "kimi", "copilot"] | None = None
+    """Which of the family that `openai_compatible` is it speaks; None is the plain one, or the protocol's only one."""
+    key_env: str | None = None
+    """Variable that holds the key; None sends no key."""
+    model: str | None = None
+    """Taken when an order names none."""
+    headers: dict[str, str] = {}
+    """Sent with every request; `$B` in a value stands for the variable B."""
+    key_in_query: bool = False
+    """Send the key in the address, which is written down in many places: for a service that takes it nowhere else."""
+    query: dict[str, str] = {}
+    """Added to the address of every request."""
+    max_output_tokens: int | None = None
+    """Most tokens of one answer; None leaves it to the service."""
+    stream: bool = True
+    """Ask for answers piece by piece; false asks for whole ones."""
+    parallel_tools: bool = True
+    """Let the model call several tools at once."""
+    prices: dict[str, Any] | None = None
+    """Dollars for a million tokens: input, output, cache_read, cache_write."""
+    timeout_s: float = 240.0
+    """Longest silence before an answer and between two pieces of it; a control plane ends a silent run after five
+    minutes."""
+    listed: bool = False
+    """True if the table of prices applies; set by a preset."""
     api_key: str | None = None
     """None sends no key, as for local servers."""
     tries_max: int = TRIES_MAX
     backoff_ms: int = BACKOFF_MS
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise ConfigError(
+                "config_invalid", f"no protocol {str(self.protocol)[:40]!r}", hint=f"one of: {', '.join(PROTOCOLS)}"
+            )
+        if not is_http(self.base_url):
+            # The address may hold a key, so it is not shown.
+            raise ConfigError(
+                "config_invalid", "base_url is not a plain http or https address", hint="as https://host/v1"
+            )
 
     @property
     def key(self) -> str | None:
         """The key without the blanks and the newline of a file."""
         return self.api_key.strip() if self.api_key is not None else None
 
-    def __post_init__(self) -> None:
-        if self.protocol not in PROTOCOLS:
-            raise ConfigError(
-                "config_invalid", f"no protocol {self.protocol!r}", hint=f"there are {', '.join(PROTOCOLS)}"
-            )
-        if not is_http(self.base_url):
-            raise ConfigError(
-                "config_invalid", f"base_url {cut_urls(self.base_url)!r} is no http address",
-                hint="write the whole address, as in https://example.com/v1",
-            )  # fmt: skip
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names of the variables that hold the service's secrets."""
+        named = (self.key_env, *(name for value in self.headers.values() for name in VARIABLE.findall(value)))
+        return tuple(dict.fromkeys(name for name in named if name))
+
+    @property
+    def has_key_headers(self) -> bool:
+        return any(VARIABLE.search(value) for value in self.headers.values())
+
+    @property
+    def host_and_port(self) -> str:
+        """The address that a sandbox lets the host connect to, as `host:port`."""
+        parts = urlsplit(self.base_url)
+        host = parts.hostname or ""
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def address(endpoint: Endpoint, model: str, *, stream: bool) -> str:
@@ -98,7 +156,7 @@ def address(endpoint: Endpoint, model: str, *, stream: bool) -> str:
         path = path if path.endswith(own) else path + own
     else:
         if not VERSION.search(path):
-            path += "/v1beta"
+            path += PROTOCOLS[endpoint.protocol].version
         name = model if "/" in model else f"models/{model}"
         path += f"/{quote(name, safe='/-._~:@')}:{'streamGenerateContent' if stream else 'generateContent'}"
         if stream:
@@ -144,16 +202,25 @@ def cut_urls(text: str) -> str:
     return _USER.sub(r"\1", _ADDRESS.sub(lambda found: found[0].partition("?")[0], text))
 
 
-def model_of(request: Json) -> str:
+def model_of(request: Any) -> str:
     """Return the model that a request names; empty when it names none."""
     found = request.get("model") if isinstance(request, dict) else None
     return found if isinstance(found, str) else ""
 
 
-def endpoint_of(service: Service, variables: Mapping[str, str]) -> Endpoint:
+def with_keys(endpoint: Endpoint, variables: Mapping[str, str]) -> Endpoint:
     """Return a configured service with its key and headers from these variables."""
     headers = {
-        name: VARIABLE.sub(lambda found: variables.get(found[1], ""), value) for name, value in service.headers.items()
+        name: VARIABLE.sub(lambda found: variables.get(found[1], ""), value) for name, value in endpoint.headers.items()
     }
-    values = {**msgspec.structs.asdict(service), "headers": headers}
-    return Endpoint(api_key=variables.get(service.key_env or ""), **values)
+    return msgspec.structs.replace(endpoint, api_key=variables.get(endpoint.key_env or ""), headers=headers)
+
+
+def is_local(host: str) -> bool:
+    """Return True for a host of this machine or its own network, where plain http is usual."""
+    if host == "localhost" or host.endswith((".localhost", ".local", ".internal")):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_private
+    except ValueError:
+        return False

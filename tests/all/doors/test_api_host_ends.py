@@ -21,8 +21,7 @@ from backplane.contract.work import RuntimeConfig, WorkOrder
 from backplane.runtime.backends import Backend
 from backplane.runtime.plane import ControlPlane
 from backplane.runtime.run import Run
-from backplane.testing import Fault, ModelServer, Turn, When
-from backplane.upstream.presets import PROTOCOLS, ProtocolName
+from backplane.testing import PROTOCOLS, Fault, ModelServer, ProtocolName, Turn, When
 from tests.api_agent import KEY, LIMITS, LOOP, api, call, everything, job, of, raw, solve
 from tests.conftest import children
 from tests.runs import backplane_of, ended, plane

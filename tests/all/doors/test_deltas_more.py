@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from backplane.testing import Call, Fault, Turn
-from backplane.upstream.presets import PROTOCOLS, ProtocolName
+from backplane.testing import PROTOCOLS, Call, Fault, ProtocolName, Turn
 from tests.api_agent import job, solve
 from tests.test_deltas import fold
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from backplane.testing import Call, Fault, Turn
-from backplane.upstream.presets import PROTOCOLS
+from backplane.testing import PROTOCOLS, Call, Fault, Turn
 from tests.all.vendors.cases import check_story, story
 from tests.all.vendors.ground import Agent, Ground, installed
 from tests.all.vendors.test_claude import Claude
