@@ -7,16 +7,13 @@ answers them with an error, and they go back wrapped in an object, as `dialects.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn
 
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.dialects.ir import Conversation, Loss, Message, Part, ToolOutput, ToolUse
+from backplane.dialects.ir import Conversation, Loss, Part, ToolOutput, ToolUse
 from backplane.dialects.limits import ANY_WORD, Spelling
-
-CallT = TypeVar("CallT", ToolUse, ToolOutput)
 
 WRAPPED: Final = "arguments that are no JSON object stand in the member arguments"
 RENAMED: Final = "the name of a call has letters or a length that are refused here; it is spelled in another way"
@@ -78,32 +75,25 @@ def sendable(conversation: Conversation, tool_name: Spelling = ANY_WORD) -> tupl
     def part_of(part: Part, at: str) -> Part:
         if not isinstance(part, ToolUse | ToolOutput) or part.kind != "function":
             return part
+        if part.name is not None and tool_name is not ANY_WORD and (name := tool_name.fit(part.name)) != part.name:
+            note(at, "tool_field", RENAMED)
+            part = msgspec.structs.replace(part, name=name)
         if isinstance(part, ToolOutput):
-            return _renamed(part, tool_name, lambda: note(at, "tool_field", RENAMED))
-        part = _renamed(part, tool_name, lambda: note(at, "tool_field", RENAMED))
+            return part
         if isinstance(part.input, dict):
-            # Nothing at all stands for an empty object where a model writes it, and is refused where it comes back.
+            # An empty text means an empty object in a model's call, and is refused in the history.
             is_empty = part.text is not None and not part.text.strip()
             return msgspec.structs.replace(part, text=None) if is_empty else part
         found = mended(part.input)
-        if not isinstance(found, dict):
-            found = {"arguments": found}
         note(at, "arguments", WRAPPED)
-        return msgspec.structs.replace(part, input=found, text=None)
+        return msgspec.structs.replace(
+            part, input=found if isinstance(found, dict) else {"arguments": found}, text=None
+        )
 
-    def message_of(message: Message, at: str) -> Message:
-        parts = tuple(part_of(part, at) for part in message.parts)
-        is_same = all(one is other for one, other in zip(parts, message.parts, strict=True))
-        return message if is_same else msgspec.structs.replace(message, parts=parts)
-
-    messages = tuple(message_of(message, f"/messages/{place}") for place, message in enumerate(conversation.messages))
-    if all(one is other for one, other in zip(messages, conversation.messages, strict=True)):
+    messages = tuple(
+        msgspec.structs.replace(message, parts=tuple(part_of(part, f"/messages/{place}") for part in message.parts))
+        for place, message in enumerate(conversation.messages)
+    )
+    if messages == conversation.messages:
         return conversation, ()
     return msgspec.structs.replace(conversation, messages=messages, raw=None), tuple(losses.values())
-
-
-def _renamed(part: CallT, spelling: Spelling, note: Callable[[], None]) -> CallT:
-    if part.name is None or spelling is ANY_WORD or (name := spelling.fit(part.name)) == part.name:
-        return part
-    note()
-    return msgspec.structs.replace(part, name=name)

@@ -296,7 +296,7 @@ async def _close(opened: httpx.Response | httpx.AsyncClient) -> None:
 
 
 class Symptom(msgspec.Struct, frozen=True):
-    """What an exception of the HTTP library, or the one beneath it, says of the connection."""
+    """The meaning of an exception of the HTTP library, or of the one beneath it."""
 
     kinds: tuple[type[Exception], ...]
     code: str
