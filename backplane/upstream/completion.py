@@ -26,6 +26,7 @@ from backplane.dialects.ir import (
     Stop,
     Text,
     TokenCounts,
+    ToolSpec,
     ToolUse,
 )
 from backplane.dialects.limits import ServerLimits
@@ -171,20 +172,19 @@ class ModelClient:
 
     def _request(self, conversation: Conversation) -> tuple[dict[str, Any], tuple[Loss, ...]]:
         limits = getattr(dialect(self.dialect), "limits", ServerLimits())
-        conversation, mended_losses = sendable(conversation, limits.tool_name)
-        tools = [
-            accepted_tool(tool, self.dialect, self.dialect, f"/tools/{place}")
-            for place, tool in enumerate(conversation.tools)
-        ]
-        mended_losses += tuple(loss for _, losses in tools for loss in losses)
-        conversation = msgspec.structs.replace(conversation, tools=tuple(tool for tool, _ in tools))
+        conversation, losses = sendable(conversation, limits.tool_name)
+        tools: tuple[ToolSpec, ...] = ()
+        for place, tool in enumerate(conversation.tools):
+            accepted, changed = accepted_tool(tool, self.dialect, self.dialect, f"/tools/{place}")
+            tools, losses = (*tools, accepted), (*losses, *changed)
+        conversation = msgspec.structs.replace(conversation, tools=tools)
         repaired = paired(conversation, ids_optional=PROTOCOLS[self.protocol].ids_optional)
         options = dict(repaired.value.options)
         if self.stream and PROTOCOLS[self.protocol].path:
             options["stream"] = True
         written = dialect(self.dialect).from_ir(msgspec.structs.replace(repaired.value, options=options))
         request, added = prepare(self.protocol, written.value, parallel=self.parallel)
-        losses = (*mended_losses, *repaired.losses, *written.losses, *added)
+        losses = (*losses, *repaired.losses, *written.losses, *added)
         return climb(self.protocol, request, self.taken), tuple(loss for loss in losses if loss.is_material)
 
     def _step(
@@ -313,18 +313,27 @@ class _Attempt:
         return call
 
     def _check(self, reply: ReplyStream) -> None:
+        """Refuse an answer whose end is missing. Raises UpstreamError."""
         candidate = _first(self.state.sum.answer())
+        parts = candidate.message.parts
         if candidate.stop is not None:
             return
         self.ended_silently = True
-        is_cut = any(isinstance(part, ToolUse) and part.kind == "function" and isinstance(part.input, str)
-                     for part in candidate.message.parts)  # fmt: skip
-        if not candidate.message.parts and reply.media_type == "application/json":
+        is_cut = any(
+            isinstance(part, ToolUse) and part.kind == "function" and isinstance(part.input, str) for part in parts
+        )
+        if not parts and reply.media_type == "application/json":
             raise UpstreamError(reply.nothing())
         # Every protocol has a last word. Without it, and with nothing else to show an end, the rest may be missing.
-        if is_cut or not candidate.message.parts or not reply.is_whole:
-            what = "in the middle of a call" if is_cut else "before its last word"
-            text = f"the service ended its answer {what if candidate.message.parts else 'before it said anything'}"
+        if is_cut or not parts or not reply.is_whole:
+            where = (
+                "before it said anything"
+                if not parts
+                else "in the middle of a call"
+                if is_cut
+                else "before its last word"
+            )
+            text = f"the service ended its answer {where}"
             raise UpstreamError(UpstreamFailure(code="stream_closed", message=text, status=reply.status, may_pass=True))
 
     def turn(self, losses: tuple[Loss, ...], tries: int) -> ModelTurn:
@@ -366,17 +375,10 @@ def _as_passed_on(part: Part, calls: dict[str, Iterator[events.ToolCall]]) -> Pa
     return part if event.tool_use_id == part.id else msgspec.structs.replace(part, id=event.tool_use_id)
 
 
-def is_deep(value: Json) -> bool:
+def is_deep(value: Json, levels: int = INPUT_DEPTH_MAX) -> bool:
     """Return True if a call's input is nested deeper than `INPUT_DEPTH_MAX`."""
-    level: list[Json] = [value]
-    for _ in range(INPUT_DEPTH_MAX):
-        level = [
-            inner for one in level if isinstance(one, dict | list)
-            for inner in (one.values() if isinstance(one, dict) else one)
-        ]  # fmt: skip
-        if not level:
-            return False
-    return True
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels == 0 or any(is_deep(one, levels - 1) for one in inner)
 
 
 def _first(answer: Answer) -> Candidate:

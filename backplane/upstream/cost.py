@@ -120,22 +120,18 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     def plus_lost(self, at_most: int | None) -> Spent:
         """Add a request without an answer: its tokens are unknown, and it counts as the most that it can cost."""
         return msgspec.structs.replace(
-            self, input=None, output=None, cache_read=None, cache_write=None, micros=_sum(self.micros, at_most),
-            lost=self.lost + 1,
-        )  # fmt: skip
+            self, lost=self.lost + 1, micros=_sum(self.micros, at_most), **dict.fromkeys(_NAMES)
+        )
 
     def plus(self, usage: TokenCounts | None, price: Price | None) -> Spent:
-        """Add one answer; a counter that it lacks is unknown from then on."""
-        seen = _believable(usage or TokenCounts())
-        return Spent(
-            requests=self.requests + 1,
-            input=_sum(self.input, seen.input),
-            output=_sum(self.output, seen.output),
-            cache_read=_sum(self.cache_read, seen.cache_read),
-            cache_write=_sum(self.cache_write, seen.cache_write),
-            micros=_sum(self.micros, actual(price, seen)),
-            lost=self.lost,
-        )
+        """Add one answer; a counter that it lacks, or that cannot be true, is unknown from then on."""
+        counts = {name: getattr(usage, name, None) for name in _NAMES}
+        # A service's negative counter would be money earned, and hide what was spent.
+        seen = {name: one for name, one in counts.items() if one is not None and 0 <= one <= TOKENS_MAX}
+        return msgspec.structs.replace(
+            self, requests=self.requests + 1, micros=_sum(self.micros, actual(price, TokenCounts(**seen))),
+            **{name: _sum(getattr(self, name), seen.get(name)) for name in _NAMES},
+        )  # fmt: skip
 
     def usage(self) -> receipt.Usage:
         """Return the usage for a receipt; all of it is unknown before the first answer."""
@@ -149,14 +145,6 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
             request_units=self.requests,
             estimated_cost_usd=None if self.micros is None else self.micros / MICROS,
         )
-
-
-def _believable(usage: TokenCounts) -> TokenCounts:
-    """Counters that can be true: a service's negative ones would be money earned, and hide what was spent."""
-    counters = {name: getattr(usage, name) for name in _NAMES}
-    return TokenCounts(**{
-        name: count for name, count in counters.items() if count is not None and 0 <= count <= TOKENS_MAX
-    })  # fmt: skip
 
 
 def _sum(so_far: int | None, more: int | None) -> int | None:
