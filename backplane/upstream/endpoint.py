@@ -105,7 +105,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Longest silence before an answer and between two pieces of it; a control plane ends a silent run after five
     minutes."""
     listed: bool = False
-    """True if the table of prices applies; set by a preset."""
+    """True if the table of prices applies: the service is a preset, and the vendor of its models."""
     api_key: str | None = None
     """None sends no key, as for local servers."""
     tries_max: int = TRIES_MAX

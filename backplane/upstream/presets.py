@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from backplane.errors import ConfigError
-from backplane.upstream.endpoint import PROTOCOLS, VERSION, Endpoint, ProtocolName, is_local
+from backplane.upstream.endpoint import PROTOCOLS, VERSION, Endpoint, is_local
 
 HOST: Final = "api"
 """Name of the shipped host with these options."""
@@ -21,39 +21,34 @@ HOST: Final = "api"
 OPTIONS: Final = "BACKPLANE_API_OPTIONS"
 """Variable that holds the host's options as JSON; other users can read a command line."""
 
-
-class Preset(msgspec.Struct, frozen=True):
-    """A service that is known by name."""
-
-    protocol: ProtocolName
-    base_url: str
-    key_env: str | None = None
-    """Variable that usually holds its key; None for a service without a key."""
-    base_url_env: str | None = None
-    """Variable from which the vendor's own programs take the address."""
-    listed: bool = False
-    """True if the table of prices applies: the service is the vendor of its models."""
-    dialect: str | None = None
-    """Member of the family of `openai_compatible`; see `Endpoint`."""
-
-
-_OPENAI: Final = ("https://api.openai.com/v1", "OPENAI_API_KEY", "OPENAI_BASE_URL", True)
-PRESETS: Final[dict[str, Preset]] = {
-    "openai": Preset("openai_responses", *_OPENAI),
-    "openai_chat": Preset("openai_compatible", *_OPENAI),
-    "anthropic": Preset(
-        "anthropic", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", listed=True),
-    "gemini": Preset(
-        "gemini_ai_studio", "https://generativelanguage.googleapis.com/v1beta", "GEMINI_API_KEY",
-        "GOOGLE_GEMINI_BASE_URL", listed=True),
-    "kimi": Preset("openai_compatible", "https://api.moonshot.ai/v1", "MOONSHOT_API_KEY", listed=True, dialect="kimi"),
-    "copilot": Preset("openai_compatible", "https://api.githubcopilot.com", "GITHUB_COPILOT_TOKEN", dialect="copilot"),
-    "ollama": Preset("openai_compatible", "http://127.0.0.1:11434/v1"),
-    "llama_cpp": Preset("openai_compatible", "http://127.0.0.1:8080/v1"),
-    "vllm": Preset("openai_compatible", "http://127.0.0.1:8000/v1"),
+_OPENAI: Final[dict[str, Any]] = {
+    "base_url": "https://api.openai.com/v1", "key_env": "OPENAI_API_KEY", "listed": True
+}  # fmt: skip
+PRESETS: Final[dict[str, Endpoint]] = {
+    "openai": Endpoint(protocol="openai_responses", **_OPENAI),
+    "openai_chat": Endpoint(protocol="openai_compatible", **_OPENAI),
+    "anthropic": Endpoint(
+        protocol="anthropic", base_url="https://api.anthropic.com/v1", key_env="ANTHROPIC_API_KEY", listed=True),
+    "gemini": Endpoint(
+        protocol="gemini_ai_studio", base_url="https://generativelanguage.googleapis.com/v1beta",
+        key_env="GEMINI_API_KEY", listed=True),
+    "kimi": Endpoint(
+        protocol="openai_compatible", base_url="https://api.moonshot.ai/v1", key_env="MOONSHOT_API_KEY", listed=True,
+        dialect="kimi"),
+    "copilot": Endpoint(
+        protocol="openai_compatible", base_url="https://api.githubcopilot.com", key_env="GITHUB_COPILOT_TOKEN",
+        dialect="copilot"),
+    "ollama": Endpoint(protocol="openai_compatible", base_url="http://127.0.0.1:11434/v1"),
+    "llama_cpp": Endpoint(protocol="openai_compatible", base_url="http://127.0.0.1:8080/v1"),
+    "vllm": Endpoint(protocol="openai_compatible", base_url="http://127.0.0.1:8000/v1"),
 }  # fmt: skip
 """Addresses from the vendors' pages in 2026; local servers at their default ports."""
 
+ADDRESS_VARIABLES: Final = {
+    "openai": "OPENAI_BASE_URL", "openai_chat": "OPENAI_BASE_URL", "anthropic": "ANTHROPIC_BASE_URL",
+    "gemini": "GOOGLE_GEMINI_BASE_URL",
+}  # fmt: skip
+"""Preset → variable from which the vendor's own programs take the address."""
 
 _OWN: Final = ("protocol", "base_url", "key_env", "dialect")
 SETTABLE: Final = (
@@ -64,9 +59,7 @@ SETTABLE: Final = (
 
 def with_address(options: Mapping[str, Any], environ: Mapping[str, str]) -> Mapping[str, Any]:
     """Return options with the address from the preset's variable, if they have no address."""
-    name = options.get("preset")
-    preset = PRESETS.get(name) if isinstance(name, str) else None
-    address = environ.get(preset.base_url_env or "") if preset is not None else None
+    address = environ.get(ADDRESS_VARIABLES.get(str(options.get("preset")), ""))
     return {**options, "base_url": address} if address and "base_url" not in options else options
 
 
