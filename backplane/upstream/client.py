@@ -252,6 +252,8 @@ async def answer_to(
         check_coding(response)
         yield response
     except FOREIGN as error:
+        if response is not None and isinstance(error, UnicodeEncodeError):
+            raise  # It is the caller's, as headers have been sent.
         raise UpstreamError(translated(error, endpoint)) from error
     finally:
         if response is not None:

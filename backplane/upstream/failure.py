@@ -78,7 +78,7 @@ class UpstreamError(BackendError):
 
     def __init__(self, failure: UpstreamFailure, hint: str | None = None) -> None:
         answered = failure.code == "backend_unavailable" and failure.status is not None
-        own = failure.hint or (BUSY if answered else HINTS.get(failure.code))
+        own = BUSY if answered else failure.hint or HINTS.get(failure.code)
         super().__init__(failure.code, failure.message, hint=hint or own)
         self.failure = failure
         self.turn: Any = None
