@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final, Protocol
 
 import anyio
-import anyio.abc
 import httpx
 import msgspec
 
@@ -21,6 +20,7 @@ from backplane.contract.canonical import Json
 from backplane.dialects import framing
 from backplane.dialects.ir import ToolSpec
 from backplane.errors import BackendError, BackplaneError
+from backplane.process.aio import beside
 from backplane.process.child import Child, open_child
 from backplane.process.jsonrpc import Pipe
 from backplane.process.launch import StartCommand
@@ -109,22 +109,22 @@ async def open_servers(
         env: environment of started servers; a row's own variables replace it.
         cwd: folder in which servers start.
     """
-    servers, fault = Servers(), None
-    async with anyio.create_task_group() as tasks, AsyncExitStack() as opened:
-        greeted: dict[str, tuple[list[dict[str, Any]], _Link]] = {}
+    servers = Servers()
+    greeted: dict[str, tuple[list[dict[str, Any]], _Link]] = {}
 
-        async def greet(name: str, link: _Link) -> None:
-            try:
-                with anyio.fail_after(START_S):
-                    greeted[name] = (await _greet(link), link)
-            except (BackendError, TimeoutError) as error:
-                why = getattr(error, "message", None) or "no answer"
-                await warn(name, f"the MCP server {name!r} is not there: {why}{await link.last_words()}")
+    async def greet(name: str, link: _Link) -> None:
+        try:
+            with anyio.fail_after(START_S):
+                greeted[name] = (await _greet(link), link)
+        except (BackendError, TimeoutError) as error:
+            why = getattr(error, "message", None) or "no answer"
+            await warn(name, f"the MCP server {name!r} is not there: {why}{await link.last_words()}")
 
+    async with AsyncExitStack() as opened:
         links: dict[str, _Link] = {}
         for name, row in rows.items():
             try:
-                opening = _open_http(row) if row.get("url") else _open_command(row, env, cwd, tasks)
+                opening = _open_http(row) if row.get("url") else _open_command(row, env, cwd)
                 links[name] = await opened.enter_async_context(opening)
             except BackplaneError as error:
                 await warn(name, f"the MCP server {name!r} is not there: {error.message}")
@@ -134,13 +134,7 @@ async def open_servers(
         for name in rows:
             if name in greeted:
                 servers.add(name, *greeted[name])
-        try:
-            yield servers
-        except Exception as error:
-            fault = error
-        tasks.cancel_scope.cancel()
-    if fault is not None:
-        raise fault  # Inside the group it would become part of an exception group.
+        yield servers
 
 
 class _Link(Protocol):
@@ -217,9 +211,7 @@ class _Program:
 
 
 @asynccontextmanager
-async def _open_command(
-    row: Mapping[str, Any], env: Mapping[str, str], cwd: str, tasks: anyio.abc.TaskGroup
-) -> AsyncIterator[_Link]:
+async def _open_command(row: Mapping[str, Any], env: Mapping[str, str], cwd: str) -> AsyncIterator[_Link]:
     async def refuse(_: object) -> RpcError:
         return RpcError(METHOD_NOT_FOUND, "this client answers nothing")
 
@@ -230,9 +222,9 @@ async def _open_command(
     command = StartCommand(argv=(row["command"], *row.get("args", ())), env=whole, cwd=cwd)
     async with open_child(command) as child:
         pipe = Pipe(child.stdin, child.stdout, answer=refuse, hear=hear)
-        tasks.start_soon(pipe.run)
         try:
-            yield _Program(pipe, child, _call_s(row))
+            async with beside(pipe.run):
+                yield _Program(pipe, child, _call_s(row))
         finally:
             with anyio.CancelScope(shield=True):
                 await child.stop(grace_s=GRACE_S)
