@@ -9,14 +9,11 @@ from typing import Final
 import anyio
 import httpx
 
-from backplane.upstream.client import answer_to
-from backplane.upstream.clients import making_client
-from backplane.upstream.endpoint import CONNECT_S, Endpoint
+from backplane.upstream.client import KEPT_S, answer_to, client_of
+from backplane.upstream.endpoint import Endpoint
 
 KEPT_MAX: Final = 64
 """Unused connections that are kept for each service."""
-KEPT_S: Final = 60.0
-"""Seconds that an unused connection is kept."""
 
 
 class Services:
@@ -36,14 +33,8 @@ class Services:
     async def _client(self, endpoint: Endpoint) -> httpx.AsyncClient:
         key = (endpoint.base_url, endpoint.timeout_s)
         if key not in self._clients:
-            with making_client():
-                made = httpx.AsyncClient(
-                    timeout=httpx.Timeout(endpoint.timeout_s, connect=CONNECT_S, pool=None),
-                    limits=httpx.Limits(
-                        max_connections=None, max_keepalive_connections=KEPT_MAX, keepalive_expiry=KEPT_S
-                    ),
-                    verify=endpoint.base_url.startswith("https:"),
-                )
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_MAX, keepalive_expiry=KEPT_S)
+            made = client_of(endpoint, limits)
             self._clients[key] = await self._opened.enter_async_context(made)
         return self._clients[key]
 

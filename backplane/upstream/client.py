@@ -184,14 +184,8 @@ class Upstream:
         self._client: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Upstream:
-        one = self.endpoint
-        with making_client():
-            self._client = httpx.AsyncClient(
-                timeout=httpx.Timeout(one.timeout_s, connect=CONNECT_S),
-                limits=httpx.Limits(max_connections=CONNECTIONS_MAX, keepalive_expiry=KEPT_S),
-                # Certificates take 20 ms to load and are used by TLS alone; redirects are not followed.
-                verify=one.base_url.startswith("https:"),
-            )
+        limits = httpx.Limits(max_connections=CONNECTIONS_MAX, keepalive_expiry=KEPT_S)
+        self._client = client_of(self.endpoint, limits)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -221,6 +215,17 @@ class Upstream:
                 await reply.drain()
             finally:
                 await reply.aclose()
+
+
+def client_of(endpoint: Endpoint, limits: httpx.Limits) -> httpx.AsyncClient:
+    """Return an HTTP client for an endpoint. Raises ConfigError `config_invalid`."""
+    with making_client():
+        return httpx.AsyncClient(
+            timeout=httpx.Timeout(endpoint.timeout_s, connect=CONNECT_S, pool=None),
+            limits=limits,
+            # Certificates take 20 ms to load and are used by TLS alone; redirects are not followed.
+            verify=endpoint.base_url.startswith("https:"),
+        )
 
 
 class RefusedAnswer(UpstreamError):
