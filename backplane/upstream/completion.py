@@ -32,6 +32,7 @@ from backplane.dialects.ir import (
 from backplane.dialects.limits import ServerLimits
 from backplane.dialects.pairing import paired
 from backplane.dialects.schemas import accepted_tool
+from backplane.errors import provider_code
 from backplane.upstream.arguments import mended, sendable
 from backplane.upstream.client import ReplyStream, Upstream
 from backplane.upstream.endpoint import PROTOCOLS
@@ -220,7 +221,7 @@ def retry_event(failure: UpstreamFailure, ts: str, number: int, step: LadderStep
         return events.carry("retry", body, ts=ts, message=f"the service wants no request for {wait_s:g} s")
     how = f"again with {step.rung}" if step.rung is not None else f"again in {step.wait_s:g} s"
     body |= {
-        "attempt": number, "provider_code": failure.provider_code, "step": step.rung,
+        "attempt": number, "provider_code": provider_code(failure.code), "step": step.rung,
         "wait_ms": round(step.wait_s * 1000),
     }  # fmt: skip
     return events.carry("retry", body, ts=ts, message=f"{failure.message}; {how}")

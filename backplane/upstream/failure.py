@@ -17,7 +17,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.dialects.framing import UNREADABLE
-from backplane.errors import CODES, DENIAL, BackendError, provider_code
+from backplane.errors import CODES, DENIAL, BackendError
 from backplane.upstream.endpoint import cut_urls
 
 INVALID: Final = "mapping_unsupported_capability"
@@ -44,8 +44,6 @@ class UpstreamFailure(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     status: int | None = None
     """None if no answer came."""
-    labels: tuple[str, ...] = ()
-    """The service's labels of its failure, in lower case."""
     place: str = ""
     """The member of the request that the service blames, as in `tools[5].function.parameters`."""
     retry_after_s: float | None = None
@@ -61,11 +59,6 @@ class UpstreamFailure(msgspec.Struct, frozen=True, kw_only=True):
         """True if the service may bill the request, because its answer had begun or was lost on the way."""
         is_lost = self.status is None and self.code in ("backend_timeout", "stream_closed")
         return self.was_sent and (is_lost or (self.status is not None and self.status < 300))
-
-    @property
-    def provider_code(self) -> str:
-        """The nearest of the seven codes of the provider interface."""
-        return provider_code(self.code)
 
 
 class UpstreamError(BackendError):
@@ -231,7 +224,6 @@ def _failure(status: int, document: Json, words: str, begin: str, secret: str | 
         code=code,
         message=clean(f"{begin}{words}", secret),
         status=status,
-        labels=labels,
         place=place[:LABEL_CHARS_MAX] if isinstance(place, str) else "",
         may_pass=CODES[code].retryable and not LASTING.intersection(labels) and not is_used_up,
     )
