@@ -5,7 +5,6 @@ The guard listens inside the network namespace and sends the listening socket ou
 
 from __future__ import annotations
 
-import array
 import functools
 import socket
 from collections.abc import AsyncIterator
@@ -79,13 +78,10 @@ def variables(port: int) -> dict[str, str]:
 async def _receive(line: socket.socket) -> socket.socket:
     """Receive the listening socket from the guard."""
     line.setblocking(False)
-    numbers = array.array("i")
+    numbers: list[int] = []
     with anyio.move_on_after(DOOR_S_MAX):
         await anyio.wait_readable(line)
-        _, ancillary, _, _ = line.recvmsg(16, socket.CMSG_SPACE(numbers.itemsize))
-        for level, kind, data in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                numbers.frombytes(data[: numbers.itemsize])
+        _, numbers, _, _ = socket.recv_fds(line, 16, 1)
     if not numbers:
         raise BackendError("sidecar_spawn_failed", "the guard handed out no socket for the network")
     door = socket.socket(fileno=numbers[0])
