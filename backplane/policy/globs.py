@@ -127,9 +127,6 @@ def compile_globs(patterns: Sequence[str]) -> Globs:
     return Globs(tuple(patterns), names, expression, numbers)
 
 
-NO_GLOBS: Final = compile_globs(())
-"""Matches nothing."""
-
 # A pattern without braces is written as a text of units and gaps. A unit is the regular expression of one byte: `\xNN`,
 # `.` or `[…]`. A gap is `*` for any bytes, or `/` for nothing or any bytes that end in a slash; no unit has these two.
 

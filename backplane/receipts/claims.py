@@ -142,10 +142,11 @@ class Judge:
 
     Args:
         relative: writes a path as the difference would; None for a path outside the workspace.
+        has_plane: the host is a control plane or works on another machine, so that it may pass on asks and answers.
     """
 
-    def __init__(self, relative: Callable[[str], str | None]) -> None:
-        self._relative = relative
+    def __init__(self, relative: Callable[[str], str | None], *, has_plane: bool = False) -> None:
+        self._relative, self._has_plane = relative, has_plane
         self._counts: dict[str, Counter[str]] = {}
         self._listed: dict[str, list[dict[str, Json]]] = {"false": [], "not_seen": []}
         self._silent: list[str] = []
@@ -176,9 +177,6 @@ class Judge:
         self._doubted = -1
         """Place of the last event that may have changed any file, or changed it back: a command, most tools."""
         self._reported: dict[str, float] = {}
-        self._forged: list[tuple[str, int, str]] = []
-        """Events of the host that only the control plane writes: kind, place, text; the first `FALSE_MAX`."""
-        self._forged_counts: Counter[str] = Counter()
 
     def take(self, number: int, event: AgentEvent) -> None:
         """Add one event of the host.
@@ -197,12 +195,9 @@ class Judge:
             if name not in ext:
                 continue
             body = ext[name]
-            if not isinstance(body, dict) or member not in body:
-                self._add(name, "unwitnessed")  # A member of the same name with another meaning.
-                continue
-            self._forged_counts[name] += 1
-            if len(self._forged) < FALSE_MAX:
-                self._forged.append((name, number, _shown(body)))
+            # A member of the same name may have another meaning.
+            is_own = isinstance(body, dict) and member in body and not self._has_plane
+            self._judge(name, "false" if is_own else "unwitnessed", number, body, "we wrote no such event")
 
     # Calls and results
 
@@ -370,19 +365,11 @@ class Judge:
             claim: the host's own receipt; None when it gave none.
         """
         self._layers = _layers(seen, ended=claim is not None)
-        self._forgeries(seen)
         self._references(seen)
         self._files_changed(seen, files)
         self._contents(seen, files)
         if claim is not None:
             self._final(seen, files, claim)
-
-    def _forgeries(self, seen: Seen) -> None:
-        elsewhere = seen.plane or seen.far
-        for name, count in self._forged_counts.items():
-            self._add(name, "unwitnessed" if elsewhere else "false", count)
-        for name, number, body in () if elsewhere else self._forged:
-            self._list("false", name, number, body, "we wrote no such event")
 
     def _references(self, seen: Seen) -> None:
         for kind, orphans in self._orphans.items():
@@ -442,7 +429,6 @@ class Judge:
             for name in (*_META, "backend.id", "mode", "outcome"):
                 self._add(name, "unwitnessed")
             return
-        self._meta(seen, claim)
         self._who(seen, claim)
         self._mode(seen, claim)
         self._outcome(seen, claim)
@@ -459,25 +445,27 @@ class Judge:
         for artifact in claim.artifacts:
             self._artifact(files, artifact)
 
-    def _meta(self, seen: Seen, claim: Receipt) -> None:
-        meta = claim.meta
-        self._hold("meta.run_id", meta.run_id, seen.run_id, meta.run_id == seen.run_id)
-        self._hold("meta.work_order_id", meta.work_order_id, seen.order_id, meta.work_order_id == seen.order_id)
-        version = meta.contract_version
-        self._hold("meta.contract_version", version, CONTRACT_VERSION, version == CONTRACT_VERSION)
-
     def _who(self, seen: Seen, claim: Receipt) -> None:
-        self._hold("backend.id", claim.backend.id, seen.backend_id, claim.backend.id == seen.backend_id)
-        mine, theirs = seen.backend_version, claim.backend.backend_version
+        claimed = {
+            "meta.run_id": (claim.meta.run_id, seen.run_id),
+            "meta.work_order_id": (claim.meta.work_order_id, seen.order_id),
+            "meta.contract_version": (claim.meta.contract_version, CONTRACT_VERSION),
+            "backend.id": (claim.backend.id, seen.backend_id),
+        }
+        for kind, (theirs, mine) in claimed.items():
+            self._hold(kind, theirs, mine, theirs == mine)
+        self._version(seen.backend_version, claim.backend.backend_version)
+        levels = {name: level for name, level in claim.capabilities.items() if name not in _SUPPLIED}
+        more = sorted(name for name, level in levels.items() if _is_more(name, level, seen.capabilities.get(name)))
+        other = any(seen.capabilities.get(name) != level for name, level in levels.items())
+        self._hold("capabilities", ", ".join(more), "its hello says less", not more, unseen=other and not more)
+
+    def _version(self, mine: str | None, theirs: str | None) -> None:
         if mine is not None and theirs is not None:
             short, long = sorted((mine.removeprefix("v"), theirs.removeprefix("v")), key=len)
             # `1.2`, `1.2.0` and `1.2 (build 7)` may be one version.
             part = short != long and long.startswith(short) and not long[len(short)].isalnum()
             self._hold("backend.version", theirs, mine, short == long, unseen=part)
-        levels = {name: level for name, level in claim.capabilities.items() if name not in _SUPPLIED}
-        more = sorted(name for name, level in levels.items() if _is_more(name, level, seen.capabilities.get(name)))
-        other = any(seen.capabilities.get(name) != level for name, level in levels.items())
-        self._hold("capabilities", ", ".join(more), "its hello says less", not more, unseen=other and not more)
 
     def _mode(self, seen: Seen, claim: Receipt) -> None:
         if claim.mode == seen.mode:

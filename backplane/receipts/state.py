@@ -240,9 +240,14 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             return
         for number, event in enumerate(events, first):
             if type(event) in CLAIMING or event.ext is not msgspec.UNSET:
-                if self.claims is None:
-                    self.claims = Judge(lambda path: workspace_path(path, self.root))
-                self.claims.take(number, event)
+                self.judge().take(number, event)
+
+    def judge(self) -> Judge:
+        """Return the judge of the host's claims."""
+        if self.claims is None:
+            has_plane = self.plane or self.root == "/"
+            self.claims = Judge(lambda path: workspace_path(path, self.root), has_plane=has_plane)
+        return self.claims
 
     def look(self, event: AgentEvent) -> CallRecord | None:
         """Record an event about files, tools, usage or the session; return the call that it belongs to."""

@@ -20,7 +20,7 @@ from backplane.policy.rules import MALFORMED
 from backplane.receipts.claimed_texts import Likeness, likeness, written
 from backplane.receipts.claims import Files, Judge, Seen
 from backplane.receipts.enforcement import violations
-from backplane.receipts.state import RunState, workspace_path
+from backplane.receipts.state import RunState
 from backplane.receipts.trace import Trace
 from backplane.workspace import Patch, Workspace
 from backplane.workspace.tree import opened, read_all
@@ -52,7 +52,7 @@ def judged(
         StoreError: `receipt_store_failed`, the trace cannot be read.
     """
     seen = _seen(facts, patch, diff, own_trace, inner)
-    judge = facts.claims or Judge(lambda path: workspace_path(path, facts.root))
+    judge = facts.judge()
     here = not seen.far and patch is not None
     judge.end(seen, _look(judge, seen, facts.claim, trace, Path(workspace.root)) if here else Files(), facts.claim)
     return judge.to_wire()
