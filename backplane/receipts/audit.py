@@ -132,12 +132,12 @@ def _trace_faults(row: ReceiptRow, trace: Trace) -> Iterator[str]:
 
 
 def patch_hash(receipt: Receipt) -> str | None:
-    """The hash of the patch that a receipt vouches for: as it names it, else of the one inside it."""
+    """Return the hash of the patch that a receipt vouches for: the one that it names, else of the patch inside it."""
     return _promised_patch(receipt)[0]
 
 
 def patch_bytes(receipt: Receipt) -> int | None:
-    """The size of that patch; None where the receipt does not say."""
+    """Return the size of that patch; None if the receipt does not say."""
     return _promised_patch(receipt)[1]
 
 
@@ -151,7 +151,7 @@ def _promised_patch(receipt: Receipt) -> tuple[str | None, int | None]:
 
 
 def record_hash(receipt: Receipt) -> str | None:
-    """The hash of the record that the patch is applied from; None where the receipt does not say."""
+    """Return the hash of the record that the patch is applied from; None if the receipt does not say."""
     found = patch_claim(receipt).get("record_sha256")
     return found if isinstance(found, str) else None
 
@@ -164,42 +164,30 @@ def patch_claim(receipt: Receipt) -> dict[str, Json]:
 
 def _record_faults(receipt: Receipt, folder: Path) -> Iterator[str]:
     path, expected = folder / _RECORD, record_hash(receipt)
-    if expected is None or not (os.path.lexists(path) or os.path.lexists(folder / _CONTENTS)):
-        return
-    try:
-        _, actual = _size_and_hash(path, _RECORD_BYTES_MAX)
-    except OSError as error:
-        yield f"'{_RECORD}' cannot be read: {error.strerror}"
-        return
-    if actual is None:
-        yield f"'{_RECORD}' has over {_RECORD_BYTES_MAX} bytes: it is not the one that the receipt names"
-    elif actual != expected:
-        yield f"'{_RECORD}', which the patch is applied from, hashes to {actual}, the receipt says {expected}"
-
-
-def _size_and_hash(path: Path, bytes_max: int | None) -> tuple[int, str | None]:
-    """A plain file's size and SHA-256; no hash of a longer one, which may be one large hole. Raises OSError."""
-    with open_plain(path) as file:
-        size_bytes = os.fstat(file.fileno()).st_size
-        is_long = bytes_max is not None and size_bytes > bytes_max
-        return size_bytes, None if is_long else hashlib.file_digest(file, "sha256").hexdigest()
+    if expected is not None and (os.path.lexists(path) or os.path.lexists(folder / _CONTENTS)):
+        yield from _file_faults(path, f"'{_RECORD}', which the patch is applied from,", expected, _RECORD_BYTES_MAX)
 
 
 def patch_faults(receipt: Receipt, path: Path) -> Iterator[str]:
     """Yield each difference between the patch beside a receipt and the receipt's words about it."""
     expected = patch_hash(receipt)
-    if expected is None or (expected == _EMPTY_SHA256 and not os.path.lexists(path)):
-        return
-    if "patch" not in receipt.backplane and not os.path.lexists(path):
-        # A receipt of another maker holds its patch inside; no file was ever promised.
-        return
-    promised = patch_bytes(receipt)
+    # A receipt of another maker has its patch inside; no file was ever promised.
+    is_promised = "patch" in receipt.backplane and expected != _EMPTY_SHA256
+    if expected is not None and (is_promised or os.path.lexists(path)):
+        yield from _file_faults(path, "the patch", expected, patch_bytes(receipt))
+
+
+def _file_faults(path: Path, name: str, expected: str, bytes_max: int | None) -> Iterator[str]:
+    """Compare a plain file with its hash; a longer one is not read, as it may be one large hole."""
     try:
-        size_bytes, actual = _size_and_hash(path, promised)
+        with open_plain(path) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            if bytes_max is not None and size_bytes > bytes_max:
+                yield f"{name} has {size_bytes} bytes, the receipt allows {bytes_max}"
+                return
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        yield f"the patch cannot be read: {error.strerror}"
+        yield f"{name} cannot be read: {error.strerror}"
         return
-    if actual is None:
-        yield f"the patch has {size_bytes} bytes, the receipt says {promised}"
-    elif actual != expected:
-        yield f"the patch hashes to {actual}, the receipt says {expected}"
+    if actual != expected:
+        yield f"{name} hashes to {actual}, the receipt says {expected}"

@@ -15,19 +15,19 @@ from backplane.contract.events import AgentEvent, AssistantDelta, OutputReported
 from backplane.redact.secrets import DeltaRedactor, Redactor
 
 HOLD_S_MAX: Final = 0.2
-"""Longest a tail is held back: below what a reader of a stream notices as a pause."""
+"""Longest delay of a text's end: below what a reader of a stream notices as a pause."""
 
 STREAMS_MAX: Final = 32
-"""Texts of a run told apart, agents have three; all beyond are one, as each keeps what may be a secret's beginning."""
+"""Texts of a run that are redacted apart; agents have three. All beyond are one text, which bounds the memory."""
 
 STREAM_CHARS_MAX: Final = 100
-"""Of a stream's name; those that are alike so far are one."""
+"""Characters of a stream's name that count."""
 
 SHAPE_BYTES_MAX: Final = 16 * 1024
-"""Longest event kept for the shape of what is let go later; what stands in a longer one is handed on at once."""
+"""Longest event kept as the form of a delayed text; the text of a longer one is handed on at once."""
 
 MESSAGE_CHARS_MAX: Final = 200
-"""Of a piece of output in its event's one readable line."""
+"""Characters of a piece of output in its event's one readable line."""
 
 
 class Splits:
@@ -38,7 +38,7 @@ class Splits:
         self._redactor = redactor
         self._streams: dict[str, DeltaRedactor] = {}
         self._last: dict[str, AgentEvent] = {}
-        """The latest event of each text, for the shape of what is let go later."""
+        """The latest event of each text, as the form of a delayed text."""
 
     @property
     def holding(self) -> bool:
@@ -74,7 +74,7 @@ class Splits:
         return out, lines
 
     def flush(self) -> list[AgentEvent]:
-        """Let go what is held back: its time has passed, or something else came."""
+        """Return the delayed text: its time has passed, or another event came."""
         held = [(name, stream.flush()) for name, stream in self._streams.items() if stream.holding]
         return [_with_text(self._last[name], text) for name, text in held if text]
 

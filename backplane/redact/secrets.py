@@ -34,7 +34,7 @@ _LINE_CHARS_MIN: Final = 16
 """A line of a secret of several lines is a secret too from this length on; shorter ones are not telling."""
 
 _PIECE_BYTES: Final = 1 << 18
-"""As much is looked through at once: a secret of zeros in a text of zeros is found at every byte."""
+"""Bytes searched at once: a secret of zeros in a text of zeros is found at every byte."""
 
 _DEPTH_MAX: Final = 200
 """Deeper JSON is replaced whole; the reader of lines takes 128."""
@@ -50,18 +50,20 @@ _SHAPES: Final = {
     "xox": r"[a-z]-(?=[A-Za-z0-9-]{0,64}?[A-Za-z0-9]{14})[A-Za-z0-9-]{16,}",
     _PRIVATE: r"[A-Z ]{0,32}PRIVATE KEY-----(?:[A-Za-z0-9+/=\s\\:,]|-(?!-)){64,16384}",
 }
-"""How keys that are known by their looks start and go on, as a second net under the known values. Possessive are single
-sets alone: before 3.11.5 groups were not repeated as they should be."""
+"""Beginnings of keys that are known by their looks → their rests; a second net under the known values.
+
+Only single sets are possessive: before 3.11.5 groups were not repeated as they should be.
+"""
 
 _NOT_IN_A_WORD: Final = r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt])|(?<=\\u[0-9A-Fa-f]{4}))"
 """`task-3fa85f64…` has the same three letters."""
 
 _TOKEN: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
 _TOKEN_CONTEXT_BYTES_MAX: Final = 128
-"""How much of a running word is remembered between deltas, so that a key cut in two is known by its looks."""
+"""Bytes of an unfinished word kept between deltas, so that a key cut in two is known by its looks."""
 
 HEAD_BYTES: Final = 8
-"""So much of a secret is looked for as its beginning; less of it is looked up only at the end of a running text."""
+"""Bytes of a secret that are searched as its beginning; less of it counts only at the end of an unfinished text."""
 
 _CUT_TEXT_BYTES_MIN: Final = 32
 """Shorter texts are names and short words, and nobody cuts there."""
@@ -124,7 +126,7 @@ class Redactor:
                         yield "look", at, look.end()
 
     def found(self, data: bytes) -> bool:
-        """Whether JSON as we write it may hold a secret; then redact the value, so that a number stays a number."""
+        """Return whether canonical JSON may contain a secret; then the value is redacted, so that numbers stay numbers."""
         return next(self.places(data), None) is not None
 
     def tail(self, data: bytes, heads: Iterable[int]) -> int:
@@ -229,7 +231,7 @@ class Redactor:
 
 
 NO_SECRETS: Final = Redactor(())
-"""Of runs without secrets of their own: it looks for what is known by its looks."""
+"""Redactor of runs without secrets of their own: it finds keys that are known by their looks."""
 
 
 class DeltaRedactor:
@@ -252,7 +254,7 @@ class DeltaRedactor:
 
     @property
     def holding(self) -> bool:
-        """Whether `flush` would give something back."""
+        """Return whether `flush` would return any text."""
         return bool(self._held)
 
     def feed(self, text: str) -> tuple[str, int]:
@@ -289,7 +291,7 @@ class DeltaRedactor:
 
 
 def _running_from(window: bytes) -> int:
-    """Where the word that may go on starts."""
+    """Return the start of the last, perhaps unfinished word."""
     last = window[-_TOKEN_CONTEXT_BYTES_MAX:]
     return len(window) - len(last) + len(last.rstrip(_TOKEN))
 
@@ -342,7 +344,7 @@ def _forms(secret: str) -> Iterator[str]:
 
 
 def _other_forms(value: str) -> Iterator[str]:
-    """What JSON does not ask for and some writers do, and quoting for HTML and for a shell; each differs from `value`
+    """Yield escapes that only some writers of JSON make, and the quoting of HTML and shells; each differs from `value`
     only where it has such characters.
     """
     for escape in _JSON_ESCAPES:
@@ -359,7 +361,7 @@ def _other_forms(value: str) -> Iterator[str]:
 
 
 _HTML_QUOTES: Final = (('"', "'"), ("&quot;", "'"), ("&quot;", "&#39;"), ("&quot;", "&#x27;"), ("&#34;", "&#39;"))
-"""How writers of HTML have a double and a single quote."""
+"""HTML escapes of the double and the single quote."""
 
 
 def _telling_lines(secret: str) -> list[str]:
@@ -384,7 +386,7 @@ def _is_unicode(text: str) -> bool:
 
 _UNRESERVED: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
 _ALSO_PLAIN: Final = (b"", b"/", b"!'()*", b"!'()*;,/?:@&=+$#")
-"""What different encoders leave as it is: none, Python's, the component and the whole-URL encoder of browsers."""
+"""Bytes that encoders leave as they are: none, Python's, the component and the whole-URL encoder of browsers."""
 
 
 def _url_forms(raw: bytes) -> Iterator[str]:

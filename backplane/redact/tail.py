@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 LOOK_BYTES: Final = 16 * 1024
-"""How much beyond a cut is looked at for what the cut may go through: longer than a private key."""
+"""Bytes searched beyond a cut for a secret that it may go through: longer than a private key."""
 
 
 class OutputTail(bytes):
-    """What is shown of the end, and what stands right before it: a secret may begin there."""
+    """The shown end of a stream, and the bytes right before it, in which a secret may begin."""
 
     before: bytes
 
@@ -21,4 +21,4 @@ class OutputTail(bytes):
 
 
 NO_OUTPUT: Final = OutputTail(b"")
-"""Of a stream that said nothing."""
+"""The tail of an empty stream."""
