@@ -126,7 +126,7 @@ class Redactor:
                         yield "look", at, look.end()
 
     def found(self, data: bytes) -> bool:
-        """Return whether canonical JSON may contain a secret; then the value is redacted, so that numbers stay numbers."""
+        """Return whether canonical JSON may contain a secret; redact the value then, so that numbers stay numbers."""
         return next(self.places(data), None) is not None
 
     def tail(self, data: bytes, heads: Iterable[int]) -> int:
