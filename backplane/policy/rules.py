@@ -138,8 +138,8 @@ class Policy:
     """A profile made ready to decide. Build it with `compile_policy`."""
 
     __slots__ = (
-        "_aliases", "_connects", "_hosts_allowed", "_hosts_denied", "_known", "_reads_denied", "_tools_allowed",
-        "_tools_asked", "_tools_denied", "_writes_denied", "profile",
+        "_connects", "_hosts_allowed", "_hosts_denied", "_reads_denied", "_tool", "_tools_allowed", "_tools_asked",
+        "_tools_denied", "_writes_denied", "profile",
     )  # fmt: skip
 
     def __init__(self, profile: PolicyProfile) -> None:
@@ -152,8 +152,8 @@ class Policy:
         self._hosts_allowed = _network(profile, "allow_network")
         self._hosts_denied = _network(profile, "deny_network")
         self._connects = bool(self._hosts_allowed or self._hosts_denied)
-        self._aliases: Mapping[str, str] = _NO_ALIASES
-        self._known: dict[str, _KnownTool] = {}
+        # A run asks about the same few tools again and again.
+        self._tool = functools.lru_cache(_KNOWN_TOOLS_MAX)(self._known_tool)
 
     def decide_read(self, path: str, root: str | None = None, cwd: str | None = None) -> Ruling:
         """Allow or deny to read a file or folder.
@@ -216,9 +216,8 @@ class Policy:
             name: as the vendor calls the tool.
             aliases: the dialect's table, vendor name → neutral name.
         """
-        known = self._known.get(name) if aliases is self._aliases else None
-        if known is None:
-            known = self._learn(name, aliases)
+        # A longer name is malformed, whatever it ends in.
+        known = self._tool(tool_names(name[: TOOL_NAME_CHARS_MAX + 1], aliases))
         if not known.has_places:
             return known.verdict
         return self._places(known, input, root, cwd)
@@ -253,16 +252,7 @@ class Policy:
                 yield Rule(name, pattern)
         yield _OUTSIDE
 
-    def _learn(self, name: str, aliases: Mapping[str, str]) -> _KnownTool:
-        """Work a tool's name out once: a run asks about the same few tools again and again."""
-        if aliases is not self._aliases:
-            self._known, self._aliases = {}, aliases
-        tool = self._tool(tool_names(name, aliases))
-        if len(name) <= TOOL_NAME_CHARS_MAX and len(self._known) < _KNOWN_TOOLS_MAX:
-            self._known[name] = tool
-        return tool
-
-    def _tool(self, names: tuple[str, ...]) -> _KnownTool:
+    def _known_tool(self, names: tuple[str, ...]) -> _KnownTool:
         verdict = self._tool_verdict(names)
         shape = tool_shape(names)
         return _KnownTool(names, shape, verdict, verdict.allowed != "deny" and self._has_places(shape))
