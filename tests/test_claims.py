@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,11 @@ KINDS = {
 UNSEEN = {kind for row in re.findall(r"^\| (`.*?) \|", TABLES[1], re.M) for kind in re.findall(r"`([^`]+)`", row)}
 
 replace = msgspec.structs.replace
+
+SEEN = Seen(
+    run_id="", order_id="", backend_id="agent", backend_version="1.2", capabilities={}, mode="mapped", violations=0,
+    changed=None,
+)  # fmt: skip
 
 
 class Agent:
@@ -420,10 +426,8 @@ async def test_tokens_are_held_against_what_the_service_counted(
     async with plane(tmp_path / "home") as open_plane:
         run, _ = await go(open_plane, order(workspace(tmp_path / "w")), memory(work, HOST))
     # No host of a test asks a service by the key's proxy, so what was seen of one is given here.
-    seen = Seen(
-        run_id=run.id, order_id=run.order.id, backend_id="agent", backend_version="1.2", capabilities={},
-        mode="mapped", violations=0, changed=None, usage=None if counted is None else Usage(input_tokens=counted),
-    )  # fmt: skip
+    usage = None if counted is None else Usage(input_tokens=counted)
+    seen = replace(SEEN, run_id=run.id, order_id=run.order.id, usage=usage)
     judge = Judge(lambda path: path)
     judge.end(seen, Files(), run.receipt)
     told: Any = judge.to_wire()
@@ -497,6 +501,17 @@ def calls_at_the_end(tmp_path: Path, count: int) -> int:
 def test_events_that_claim_nothing_cost_nothing_at_the_end(tmp_path: Path) -> None:
     few, many = calls_at_the_end(tmp_path, 100), calls_at_the_end(tmp_path, 1_600)
     assert many - few < 500
+
+
+def test_thousands_of_files_that_are_not_in_the_difference_are_judged_at_once() -> None:
+    judge, count = Judge(lambda path: path), 5_000
+    for number in range(count):
+        judge.take(number, FileChanged(ts=FIXED, path=f"build/{number}.o", summary="compiled"))
+        judge.take(number, ToolCall(ts=FIXED, tool_name="edit_file", input={"path": f"src/{number}.c"}))
+    started = time.process_time()
+    judge.end(replace(SEEN, changed={f"out/{number}" for number in range(1_000)}), Files(), None)
+    assert time.process_time() - started < 1
+    assert judge.to_wire()["counts"]["file_changed"] == {"false": count}
 
 
 def test_the_audit_says_what_is_false_and_what_nobody_saw(tmp_path: Path, monkeypatch: Any) -> None:

@@ -172,8 +172,6 @@ class Judge:
         self._changes: dict[str, _Change] = {}
         self._touched: set[str] = set()
         """Files named by tools that may change them."""
-        self._near: set[str] = set()
-        """Names, without their folders, of files that changed or that a tool may have changed."""
         self._doubted = -1
         """Place of the last event that may have changed any file, or changed it back: a command, most tools."""
         self._reported: dict[str, float] = {}
@@ -393,22 +391,21 @@ class Judge:
     def _files_changed(self, seen: Seen, files: Files) -> None:
         changed = seen.changed
         named = _with_folders(unicodedata.normalize("NFC", path) for path in changed or ())
-        self._near = {path.rpartition("/")[2] for path in (*(changed or ()), *self._touched)}
+        near = {path.rpartition("/")[2] for path in (*(changed or ()), *self._touched)}
+        touched = _with_folders(self._touched)
         for path, change in self._changes.items():
             verdict: Verdict = "true"
             if changed is None:
                 verdict = "unwitnessed"
             elif named.isdisjoint((path, files.real.get(path, path), unicodedata.normalize("NFC", path))):
-                verdict = "not_seen" if self._may_be_undone(path, change, seen) else "false"
+                # A reported event may explain that the file is not in the difference.
+                is_near = path.rpartition("/")[2] in near or path in touched
+                may_be_undone = self._doubted >= 0 or change.count > 1 or seen.hidden or is_near
+                verdict = "not_seen" if may_be_undone else "false"
             self._judge("file_changed", verdict, change.event, path, "not in the difference", change.count)
         if changed is not None and (self._changes or self._calls or self._unnamed):
-            reported = (*self._changes, *self._touched, *files.real.values())
-            self._silent = sorted(path for path in changed if not _above(path, frozenset(reported)))[:NAMES_MAX]
-
-    def _may_be_undone(self, path: str, change: _Change, seen: Seen) -> bool:
-        """Return True if a reported event may explain that the file is not in the difference."""
-        near = path.rpartition("/")[2] in self._near or path in _with_folders(self._touched)
-        return self._doubted >= 0 or change.count > 1 or seen.hidden or near
+            reported = {*self._changes, *self._touched, *files.real.values()}
+            self._silent = sorted(path for path in changed if reported.isdisjoint(_with_folders([path])))[:NAMES_MAX]
 
     def _contents(self, seen: Seen, files: Files) -> None:
         for path, write in self._writes.items():
@@ -637,11 +634,6 @@ def _with_folders(paths: Iterable[str]) -> set[str]:
             found.add(path)
             path = path.rpartition("/")[0]
     return found
-
-
-def _above(path: str, named: Set[str]) -> bool:
-    """Return True if the path or a folder above it is named."""
-    return not named.isdisjoint(_with_folders([path]))
 
 
 def _cut(text: str) -> str:
