@@ -85,6 +85,8 @@ class JournalHead(msgspec.Struct, frozen=True):
     order: HeadOrder = HeadOrder()
     check: dict[str, Any] | None = None
     """`of` is the run whose result it checks; None for a run of its own."""
+    patch: bool = True
+    """False if it is the copy of a run of elsewhere whose patch was not copied."""
 
 
 _decode_head: Final = msgspec.json.Decoder(JournalHead).decode

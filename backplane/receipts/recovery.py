@@ -286,13 +286,6 @@ def note_late(home: Path, run_id: str, fact: Facts) -> None:
                 journal.note(fact)
 
 
-def came_without_patch(folder: Path) -> bool:
-    """Return whether this is an imported receipt without its patch."""
-    here = os.path.isfile(folder / HEAD) and not os.path.lexists(folder / PATCH)
-    first = next(iter(read_orphan(folder).facts), {}) if here else {}
-    return first.get("fact") == COPIED and first.get("patch") is False
-
-
 def read_orphan(folder: Path) -> Orphan:
     """Read the facts of a run that was cut off; none if the head has anything that we never write."""
     with suppress(ValueError, RecursionError):

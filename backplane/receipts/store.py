@@ -482,7 +482,9 @@ class Store:
 
     def _check(self, row: ReceiptRow) -> list[AuditFinding]:
         folder = self.folder(row.run_id)
-        patch = None if recovery.came_without_patch(folder) else folder / PATCH
+        opening = opening_of(folder)
+        has_patch = opening.patch or opening.fact != COPIED or os.path.lexists(folder / PATCH)
+        patch = folder / PATCH if has_patch else None  # The patch of a copy may have stayed where it was.
         return audit.check_row(row, self.body(row), self.trace(row), patch) + self._check_kept(row)
 
     def _check_kept(self, row: ReceiptRow) -> list[AuditFinding]:
