@@ -58,12 +58,24 @@ _decode_event: Final = msgspec.json.Decoder(AgentEvent).decode
 
 
 class Orphan(msgspec.Struct, frozen=True):
-    """A run that nobody works on any more and that has no receipt."""
+    """A run that no process works on any more and that has no receipt."""
 
-    run_id: str
     folder: Path
     facts: tuple[Facts, ...] = ()
-    """The head's facts, oldest first; read once it is ours."""
+    """The head's facts, oldest first; read once we hold the lock."""
+
+    @property
+    def run_id(self) -> str:
+        return self.folder.name
+
+    @property
+    def is_copy(self) -> bool:
+        """Return whether it is the unfinished copy of a run of elsewhere."""
+        return bool(self.facts) and self.facts[0].get("fact") == COPIED
+
+    def fact(self, name: str) -> Facts:
+        """Return the last fact of this name: what held a host may be noted again. Empty if there is none."""
+        return next((fact for fact in reversed(self.facts) if fact.get("fact") == name), {})
 
 
 class Recovery(msgspec.Struct, frozen=True):
@@ -189,7 +201,7 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
         finished_ns: when the journal was written last, nanoseconds since 1970.
         cut_bytes: bytes of a torn event that were removed.
     """
-    order, hello = _fact(orphan, "order"), _object(_fact(orphan, "hello").get("hello"))
+    order, hello = orphan.fact("order"), _object(orphan.fact("hello").get("hello"))
     # As it was journalled: without the run's secrets already.
     vendor = _object(_object(_object(order.get("order")).get("config")).get("vendor"))
     raw = _object(vendor.get("abp")).get("mode") == "passthrough"
@@ -199,7 +211,7 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
         if raw and is_passed_through(event):
             raw, mode = False, "passthrough"
     manifest = read_manifest(_object(hello.get("capabilities")))
-    failed = _fact(orphan, "failed")
+    failed = orphan.fact("failed")
     end: dict[str, Any] = {"reason": "failed", "code": failed.get("code")} if failed else {"reason": "interrupted"}
     restarted = order.get("boot_id") not in (None, boot_id())
     added: dict[str, Any] = {
@@ -213,9 +225,9 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
     added |= unheard_facts(vendor)
     if route := _object(order.get("route")):
         added["route"] = route
-    if held := _object(_fact(orphan, "held").get("enforcement")):
+    if held := _object(orphan.fact("held").get("enforcement")):
         added["enforcement"] = held
-    if applied := _fact(orphan, "applied"):
+    if applied := orphan.fact("applied"):
         added["lane"] = {"applied": applied.get("files")}
     return seal(
         Receipt(
@@ -235,7 +247,7 @@ def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes
 
 def sealed_before(orphan: Orphan, trace: Trace) -> Receipt | None:
     """Return the receipt that was sealed and not acknowledged, if it still holds and the run did not fail since."""
-    if _fact(orphan, "failed"):
+    if orphan.fact("failed"):
         return None
     try:
         receipt = with_trace(sealed_body(orphan.folder), trace)
@@ -257,18 +269,13 @@ def describe(orphan: Orphan) -> str:
     name = f"run {orphan.run_id}"
     with suppress(StoreError):  # Without a head nothing is known of it.
         orphan = read_orphan(orphan.folder)
-    if is_copy(orphan):
+    if orphan.is_copy:
         return f"{name} was being copied here, and who did so has ended; the next run here removes the copy"
-    if _fact(orphan, "failed"):
+    if orphan.fact("failed"):
         return f"{name} failed by a fault of this program and has no receipt yet; the next run here seals it as failed"
     if os.path.lexists(orphan.folder / RECEIPT):
         return f"{name} has ended and its receipt is sealed, but not in the store yet; the next run here stores it"
     return f"{name} was cut off and has no receipt yet; the next run here seals it as interrupted"
-
-
-def is_copy(orphan: Orphan) -> bool:
-    """Return whether the folder is the unfinished copy of a run of elsewhere."""
-    return bool(orphan.facts) and orphan.facts[0].get("fact") == COPIED
 
 
 def note_late(home: Path, run_id: str, fact: Facts) -> None:
@@ -291,8 +298,8 @@ def read_orphan(folder: Path) -> Orphan:
     with suppress(ValueError, RecursionError):
         facts = tuple(read_facts(folder))
         canonical.encode(facts)
-        return Orphan(folder.name, folder, facts)
-    return Orphan(folder.name, folder)
+        return Orphan(folder, facts)
+    return Orphan(folder)
 
 
 @contextmanager
@@ -346,11 +353,6 @@ def _is_event(line: bytes) -> bool:
         return canonical.encode(_decode_event(line)) + b"\n" == line
     except (ValueError, RecursionError):
         return False
-
-
-def _fact(orphan: Orphan, name: str) -> Facts:
-    # The last: what held a host is noted again where a first cage turned out to be none.
-    return next((fact for fact in reversed(orphan.facts) if fact.get("fact") == name), {})
 
 
 def _object(value: object) -> dict[str, Any]:

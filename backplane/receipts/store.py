@@ -403,7 +403,7 @@ class Store:
     def orphans(self) -> list[Orphan]:
         """Runs that were cut off: a journal, no receipt, nobody at work."""
         abandoned = (folder for folder in self.unknown_folders() if recovery.is_abandoned(folder))
-        return [Orphan(folder.name, folder) for folder in abandoned if not self.has(folder.name)]
+        return [Orphan(folder) for folder in abandoned if not self.has(folder.name)]
 
     def recover(self, clean: Callable[[Orphan], None] | None = None) -> Recovery:
         """Seal every orphan as interrupted and store it; safe when several processes do so at once.
@@ -444,14 +444,14 @@ class Store:
             if lock is None or self.has(run_id) or os.path.lexists(folder / database.LINK):
                 return []
             orphan = recovery.read_orphan(folder)
-            if only_copies and not recovery.is_copy(orphan):
+            if only_copies and not orphan.is_copy:
                 return []
             if clean is not None:
                 clean(orphan)
             finished_ns = recovery.last_written_ns(folder)
             with recovery.reopened(orphan, lock) as (journal, cut_bytes):
                 receipt = recovery.sealed_before(orphan, journal.trace)
-                if receipt is None and recovery.is_copy(orphan):
+                if receipt is None and orphan.is_copy:
                     journal.discard()
                     return []
                 if receipt is None:
