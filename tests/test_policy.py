@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backplane.contract.events import AssistantDelta, CommandExecuted, FileChanged, ToolCall
-from backplane.contract.work import PolicyProfile
+from backplane.contract.receipt import BackendIdentity
+from backplane.contract.work import PolicyProfile, WorkOrder
 from backplane.errors import PolicyError
 from backplane.policy.paths import PATH_BYTES_MAX, PLACES_MAX, ComparablePath, locate
 from backplane.policy.rules import (
@@ -24,10 +25,11 @@ from backplane.policy.rules import (
     Rule,
     Ruling,
     compile_policy,
-    enforcement,
     parse_policy,
 )
 from backplane.policy.urls import URL_CHARS_MAX, read_target
+from backplane.receipts.enforcement import held_by
+from backplane.receipts.state import RunState
 
 ROOT = "/ws"
 TS = "2025-01-15T12:00:00Z"
@@ -751,29 +753,17 @@ def test_the_audit_says_what_would_have_been_denied() -> None:
     assert AssistantDelta not in AUDITED
 
 
-def test_the_strongest_layer_in_force_is_named_for_each_rule_and_never_more() -> None:
-    policy = compile_policy(
-        PolicyProfile(
-            disallowed_tools=("Bash",), deny_read=("a", "b"), deny_network=("*",), require_approval_for=("X",)
-        )
-    )
-    said = enforcement(
-        policy,
-        {
-            "disallowed_tools": {"os", "vendor", "audit"},
-            "deny_read": ["audit", "host"],
-            "workspace": ["os"],
-            "require_approval_for": ["os"],
-        },
-        {Rule("deny_read", "b"): ["os"]},
-    )
-    assert said == [
-        {"rule": "disallowed_tools", "pattern": "Bash", "layer": "vendor"},
+def test_the_system_goes_before_the_layer_of_a_rules_list() -> None:
+    profile = PolicyProfile(disallowed_tools=("Bash",), deny_read=("a", "b"), deny_network=("*",))
+    state = RunState(run_id="", order=WorkOrder("t", policy=profile), started_ns=0, backend=BackendIdentity("b"))
+    state.policy = compile_policy(profile)
+    state.held_by_system = {Rule("deny_read", "b"): "", Rule("workspace"): "what is mounted"}
+    assert held_by(state, {"disallowed_tools": "host", "deny_read": "host"})["rules"] == [
+        {"rule": "disallowed_tools", "pattern": "Bash", "layer": "host"},
         {"rule": "deny_read", "pattern": "a", "layer": "host"},
         {"rule": "deny_read", "pattern": "b", "layer": "os"},
         {"rule": "deny_network", "pattern": "*", "layer": None},
-        {"rule": "require_approval_for", "pattern": "X", "layer": None},
-        {"rule": "workspace", "pattern": None, "layer": "os"},
+        {"rule": "workspace", "pattern": None, "layer": "os", "gap": "what is mounted"},
     ]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -478,34 +478,3 @@ def _invalid(source: str, pointer: str, fact: str) -> PolicyError:
     return PolicyError(
         "policy_invalid", f"{source}: {pointer or 'the whole document'}: {fact}", hint="correct the policy file"
     )
-
-
-_LAYERS_STRONGEST_FIRST: Final[tuple[Layer, ...]] = ("os", "host", "vendor", "audit")
-_NEVER_OS: Final = frozenset({"allowed_tools", "disallowed_tools", "require_approval_for"})
-"""The operating system knows no tools."""
-
-
-def enforcement(
-    policy: Policy,
-    layers: Mapping[str, Collection[Layer]],
-    exact: Mapping[Rule, Collection[Layer]] = MappingProxyType({}),
-) -> list[dict[str, str | None]]:
-    """Say for each rule which layer held it; None where none did.
-
-    Args:
-        layers: list name (or `workspace`) → layers that were in force for all its rules.
-        exact: the same for single rules, in the place of their list's entry.
-    """
-    return [
-        {
-            "rule": rule.name,
-            "pattern": rule.pattern,
-            "layer": _strongest(rule, exact.get(rule, layers.get(rule.name, ()))),
-        }
-        for rule in policy.rules()
-    ]
-
-
-def _strongest(rule: Rule, in_force: Collection[Layer]) -> Layer | None:
-    possible = (layer for layer in _LAYERS_STRONGEST_FIRST if not (layer == "os" and rule.name in _NEVER_OS))
-    return next((layer for layer in possible if layer in in_force), None)

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from backplane.contract.canonical import Json
 from backplane.contract.work import PolicyProfile
-from backplane.policy.rules import TOOL_LISTS, Layer, Rule, enforcement
+from backplane.policy.rules import TOOL_LISTS, Layer
 from backplane.receipts.state import Objection, RunState
 
-_NO_LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({})
+_NO_LAYERS: Final[Mapping[str, Layer]] = MappingProxyType({})
 
 _UNSEEN: Final = {
     "deny_read": "what commands read is not seen",
@@ -35,21 +35,21 @@ def enforcement_of(state: RunState) -> Json:
     return state.redactor.json(held)[0]
 
 
-def held_by(state: RunState, layers: Mapping[str, tuple[Layer, ...]] = _NO_LAYERS) -> dict[str, Json]:
+def held_by(state: RunState, layers: Mapping[str, Layer] = _NO_LAYERS) -> dict[str, Json]:
     """Return what holds the host, and the layer that holds each rule with what it leaves open.
 
     Args:
-        layers: list name → layers in force for all its rules; none is known before the host has run.
+        layers: list name → layer of its rules, beside the operating system; empty before the host has run.
     """
     assert state.policy is not None
-    exact: dict[Rule, tuple[Layer, ...]] = dict.fromkeys(state.held_by_system, ("os",))
-    rules: list[Any] = list(enforcement(state.policy, layers, exact))
-    for row in rules:
-        gaps = [state.held_by_system.get(Rule(row["rule"], row["pattern"]))]
-        if row["layer"] == "audit":
-            gaps = [_why_not_host(state, row["rule"]), _UNSEEN.get(row["rule"])]
-        if gap := "; ".join(filter(None, gaps)):
-            row["gap"] = gap
+    rules: list[dict[str, Json]] = []
+    for rule in state.policy.rules():
+        gap = state.held_by_system.get(rule)
+        layer = layers.get(rule.name) if gap is None else "os"
+        if layer == "audit":
+            gap = "; ".join(filter(None, (_why_not_host(state, rule.name), _UNSEEN.get(rule.name))))
+        row = {"rule": rule.name, "pattern": rule.pattern, "layer": layer}
+        rules.append({**row, "gap": gap} if gap else row)
     label = state.contained or _uncontained(state)
     shortfall = _shortfall(state, rules, label) if state.shortfall[0] else ""
     return {"rules": rules, **label, **({"shortfall": shortfall} if shortfall else {})}
@@ -96,10 +96,10 @@ def _is_attempt(state: RunState, it: Objection) -> bool:
     return call.tool not in state.calls.unasked_tools
 
 
-def _layers(state: RunState) -> dict[str, tuple[Layer, ...]]:
+def _layers(state: RunState) -> dict[str, Layer]:
     """Return the layer that held the rules of each list, beside the operating system."""
     names = (*PolicyProfile.__struct_fields__, "workspace")
-    return {name: ("audit",) if _why_not_host(state, name) else ("host",) for name in names}
+    return {name: "audit" if _why_not_host(state, name) else "host" for name in names}
 
 
 def _why_not_host(state: RunState, name: str) -> str:
