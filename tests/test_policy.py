@@ -22,6 +22,7 @@ from backplane.policy.rules import (
     AUDITED,
     POLICY_BYTES_MAX,
     PROFILES,
+    Policy,
     Rule,
     Ruling,
     compile_policy,
@@ -252,8 +253,8 @@ PATHS: list[tuple[tuple[str, ...], str, bool]] = [
 
 @pytest.mark.parametrize(("patterns", "path", "denied"), PATHS)
 def test_a_path_is_judged_as_it_is_folded(patterns: tuple[str, ...], path: str, denied: bool) -> None:
-    reads = compile_policy(PolicyProfile(deny_read=patterns), defaults=False)
-    writes = compile_policy(PolicyProfile(deny_write=patterns), defaults=False)
+    reads = Policy(PolicyProfile(deny_read=patterns))
+    writes = Policy(PolicyProfile(deny_write=patterns))
     for decision, name in (
         (reads.decide_read(path, ROOT), "deny_read"),
         (writes.decide_write(path, ROOT), "deny_write"),
@@ -345,7 +346,7 @@ TOOL_RULES: list[tuple[dict[str, list[str]], str, str, Rule | None]] = [
 def test_a_tool_is_judged_by_all_its_names(
     lists: dict[str, list[str]], name: str, allowed: str, rule: Rule | None
 ) -> None:
-    policy = compile_policy(msgspec.convert(lists, PolicyProfile), defaults=False)
+    policy = Policy(msgspec.convert(lists, PolicyProfile))
     inputs = {"file_path": "a", "url": "https://x.example/"}
     for _ in range(2):  # the second answer is the remembered one
         decision = policy.decide_tool_call(name, inputs, root=ROOT, aliases=ALIASES)
@@ -668,7 +669,7 @@ NETWORK: list[tuple[list[str], list[str], str, bool]] = [
 def test_a_connection_is_judged_by_where_it_leads(
     allow: list[str], deny: list[str], target: str, allowed: bool
 ) -> None:
-    policy = compile_policy(PolicyProfile(allow_network=tuple(allow), deny_network=tuple(deny)), defaults=False)
+    policy = Policy(PolicyProfile(allow_network=tuple(allow), deny_network=tuple(deny)))
     decision = policy.decide_connection(target)
     assert decision.allowed == ("allow" if allowed else "deny")
     assert "\n" not in decision.reason
@@ -688,7 +689,7 @@ NO_HOST = [
 def test_a_tool_that_chooses_where_it_goes_needs_an_open_network(
     allow: list[str], deny: list[str], allowed: bool
 ) -> None:
-    policy = compile_policy(PolicyProfile(allow_network=tuple(allow), deny_network=tuple(deny)), defaults=False)
+    policy = Policy(PolicyProfile(allow_network=tuple(allow), deny_network=tuple(deny)))
     assert policy.decide_tool_call("WebSearch", {"query": "x"}).allowed == ("allow" if allowed else "deny")
     assert policy.decide_connection(None).allowed == ("allow" if allowed else "deny")
 
@@ -698,7 +699,6 @@ def test_a_tool_that_chooses_where_it_goes_needs_an_open_network(
 
 def test_an_empty_profile_becomes_the_default_one_and_any_other_stays_as_it_is() -> None:
     assert compile_policy(PolicyProfile()).profile == PROFILES["default"]
-    assert compile_policy(PolicyProfile(), defaults=False).profile == PolicyProfile()
     own = PolicyProfile(disallowed_tools=("x",))
     assert compile_policy(own).decide_write(".git/config", ROOT).allowed == "allow"
 
@@ -734,8 +734,8 @@ def test_the_audit_says_what_would_have_been_denied() -> None:
     policy = compile_policy(
         PolicyProfile(disallowed_tools=("Bash",), deny_write=("locked/**",), require_approval_for=("Write",))
     )
-    write = ToolCall(ts=TS, tool_name="replace", input={"file_path": "/ws/locked/x"})
-    assert policy.audit(write, root=ROOT, aliases=ALIASES) == policy.decide_write("locked/x", ROOT)
+    write = ToolCall(ts=TS, tool_name="edit_file", input={"file_path": "/ws/locked/x"})
+    assert policy.audit(write, root=ROOT) == policy.decide_write("locked/x", ROOT)
     asked = policy.audit(ToolCall(ts=TS, tool_name="Write", input={"file_path": "x"}), root=ROOT)
     assert asked is not None
     assert asked.allowed == "ask"

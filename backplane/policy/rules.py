@@ -222,14 +222,7 @@ class Policy:
             return known.verdict
         return self._places(known, input, root, cwd)
 
-    def audit(
-        self,
-        event: AgentEvent,
-        *,
-        root: str | None = None,
-        cwd: str | None = None,
-        aliases: Mapping[str, str] = _NO_ALIASES,
-    ) -> Ruling | None:
+    def audit(self, event: AgentEvent, *, root: str | None = None) -> Ruling | None:
         """Return the ruling on an event seen after the fact; None if the policy does not object.
 
         An `ask` comes back too: whether somebody had said yes is known to the caller alone.
@@ -238,7 +231,7 @@ class Policy:
         if kind not in AUDITED:
             return None
         if isinstance(event, ToolCall):
-            decision = self.decide_tool_call(event.tool_name, event.input, root=root, cwd=cwd, aliases=aliases)
+            decision = self.decide_tool_call(event.tool_name, event.input, root=root)
         elif isinstance(event, FileChanged):
             decision = self.decide_write(event.path, root)
         else:
@@ -326,16 +319,13 @@ class Policy:
         return ALLOWED
 
 
-def compile_policy(profile: PolicyProfile, *, defaults: bool = True) -> Policy:
-    """Make a profile ready to decide.
-
-    Args:
-        defaults: put the shipped `default` profile in the place of one that says nothing at all.
+def compile_policy(profile: PolicyProfile) -> Policy:
+    """Make a profile ready to decide; the shipped `default` takes the place of one that says nothing at all.
 
     Raises:
         PolicyError: `policy_invalid`, for a pattern that cannot be read or costs too much to match.
     """
-    return Policy(with_defaults(profile) if defaults else profile)
+    return Policy(with_defaults(profile))
 
 
 def with_defaults(profile: PolicyProfile) -> PolicyProfile:
