@@ -60,19 +60,19 @@ class CallRecord(msgspec.Struct, eq=False, kw_only=True):
 
     tool: str
     id: bytes | None = None
-    told: bytes | None = None
+    reported: bytes | None = None
     """Hash of its input in the event `tool_call`; None before that."""
     asked: bytes | None = None
     """Hash of the input that was asked about."""
-    may: bytes | None = None
+    allowed_input: bytes | None = None
     """Hash of the input that it may run with; after `modify` not the same as `asked`."""
     asked_as: str = ""
     """Tool that the ask named."""
     shown_as: str = ""
     """Tool that the answered ask about its result named; empty if there is none."""
-    told_parts: frozenset[bytes] = frozenset()
+    reported_parts: frozenset[bytes] = frozenset()
     """Hashes of the members of its input in the event."""
-    may_parts: frozenset[bytes] = frozenset()
+    allowed_parts: frozenset[bytes] = frozenset()
     """Hashes of the members of the input that it may run with."""
     answer: Answered = ""
     by_id: bool = False
@@ -81,7 +81,7 @@ class CallRecord(msgspec.Struct, eq=False, kw_only=True):
     """Hashes of the paths that it would change, relative to the root."""
     began_at: int = 0
     """Number of its first message among all messages about calls. The next four count alike; 0 until they come."""
-    told_at: int = 0
+    reported_at: int = 0
     asked_at: int = 0
     answered_at: int = 0
     ended_at: int = 0
@@ -97,7 +97,7 @@ class CallRecord(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def is_changed(self) -> bool:
-        return self.may is not None and self.may != self.asked
+        return self.allowed_input is not None and self.allowed_input != self.asked
 
     @property
     def is_allowed(self) -> bool:
@@ -136,8 +136,8 @@ class CallBook:
         tool, wanted = neutral(name), _hash(input)
         call = self._to_ask(tool, wanted, _parts(input), _id(id)) or self._begin(tool, _id(id))
         self._open(ask_id, call, name, by_id=id is not None)
-        call.asked = call.may = wanted
-        call.may_parts = _parts(input)
+        call.asked = call.allowed_input = wanted
+        call.allowed_parts = _parts(input)
         self._set_files(call, self._hashes(files))
         self._index(call, ("input", tool, wanted), *_commands(input))
 
@@ -188,19 +188,19 @@ class CallBook:
         for path in call.files[: FILES_MAX - len(self._denied_files)]:
             self._denied_files[path] = call
         # An allowed call that was not done loses its answer when the same is asked again.
-        for other in self._at(("input", call.tool, call.may or b"")):
-            is_older = other is not call and other.told is None and not other.by_id
+        for other in self._at(("input", call.tool, call.allowed_input or b"")):
+            is_older = other is not call and other.reported is None and not other.by_id
             if is_older and other.answer == "allow" and other.answered_at < call.asked_at:
                 other.answer = "deny"
 
     def _change(self, call: CallRecord, input: Json) -> None:
         """Set another input for the call, and remember its own as one that it must not run with."""
         self.modified += 1
-        was = [key for key in call.keys if key[0] == "command" or (key[0] == "input" and call.told is None)]
+        was = [key for key in call.keys if key[0] == "command" or (key[0] == "input" and call.reported is None)]
         self._unindex(call, was)
         self._index(call, *(("no " + str(key[0]), *key[1:]) for key in was))
-        call.may, call.may_parts = _hash(input), _parts(input)
-        self._index(call, ("input", call.tool, call.may), *_commands(input))
+        call.allowed_input, call.allowed_parts = _hash(input), _parts(input)
+        self._index(call, ("input", call.tool, call.allowed_input), *_commands(input))
 
     def _open(self, ask_id: str, call: CallRecord, name: str, *, by_id: bool) -> None:
         self.asked += 1
@@ -214,8 +214,11 @@ class CallBook:
         if id is not None:
             named = [one for one in self._at(("id", id)) if _is_open(one)]
             # An agent may ask about more than it has reported: about defaults of its tool, say.
-            return next((one for one in named if one.may == wanted or (one.told and one.told_parts <= parts)), None)
-        found = [one for one in self._at(("input", tool, wanted)) if _is_open(one) and one.told == wanted]
+            return next(
+                (one for one in named if one.allowed_input == wanted or (one.reported and one.reported_parts <= parts)),
+                None,
+            )
+        found = [one for one in self._at(("input", tool, wanted)) if _is_open(one) and one.reported == wanted]
         # The latest of several equal calls without an answer, else the latest denied one: agents ask again.
         return next((one for answer in ("", "deny") for one in reversed(found) if one.answer == answer), None)
 
@@ -229,13 +232,13 @@ class CallBook:
     def called(self, name: str, input: Json, id: str | None, files: Collection[str] = ()) -> CallRecord:
         """Note a call that the host reports, and return it with what was asked about it."""
         tool, wanted, parts, known = neutral(name), _hash(input), _parts(input), _id(id)
-        again = [one for one in self._at(("id", known or b"")) if _is_open(one) and one.told == wanted]
+        again = [one for one in self._at(("id", known or b"")) if _is_open(one) and one.reported == wanted]
         if again:
             return again[0]
         hashes = self._hashes(files)
         call = self._asked_for(tool, wanted, parts, known, hashes) or self._begin(tool, known)
         self._now += 1
-        call.told, call.told_parts, call.told_at = wanted, parts, self._now
+        call.reported, call.reported_parts, call.reported_at = wanted, parts, self._now
         if not call.answer:
             self._set_files(call, hashes)
             self._index(call, *_commands(input), *(("patch", path) for path in call.files))
@@ -248,21 +251,21 @@ class CallBook:
         self, tool: str, wanted: bytes, parts: frozenset[bytes], id: bytes | None, files: tuple[bytes, ...]
     ) -> CallRecord | None:
         """Return the call that was asked about before the host reported it."""
-        asked = [one for one in self._at(("id", id or b"")) if one.may is None or parts <= one.may_parts]
-        same = [one for one in self._at(("input", tool, wanted)) if one.may == wanted]
+        asked = [one for one in self._at(("id", id or b"")) if one.allowed_input is None or parts <= one.allowed_parts]
+        same = [one for one in self._at(("input", tool, wanted)) if one.allowed_input == wanted]
         patches = [one for path in files for one in self._at(("patch", path)) if {*files} <= {*one.files}]
-        for found in (asked, same, [one for one in patches if one.may is None]):
-            loose = [one for one in found if one.told is None and not one.ended_at and id in (one.id, None)]
+        for found in (asked, same, [one for one in patches if one.allowed_input is None]):
+            loose = [one for one in found if one.reported is None and not one.ended_at and id in (one.id, None)]
             # A call may have an id although its ask had none.
-            loose += [one for one in found if one.told is None and not one.ended_at and one.id is None and id]
+            loose += [one for one in found if one.reported is None and not one.ended_at and one.id is None and id]
             if loose:
                 return min(loose, key=lambda one: _FIRST_DONE.index(one.answer))
         return None
 
     def _note_ignored(self, call: CallRecord, wanted: bytes, id: bytes | None) -> None:
         """Note a call whose input is not the one that its question, found by its id, or a `modify` allowed."""
-        changed = [one for one in self._at(("no input", call.tool, wanted)) if one.told is None]
-        named = [one for one in self._at(("id", id or b"")) if one.told is None and one is not call]
+        changed = [one for one in self._at(("no input", call.tool, wanted)) if one.reported is None]
+        named = [one for one in self._at(("id", id or b"")) if one.reported is None and one is not call]
         call.ignores_change = any(one.answer == "allow" and one.is_changed for one in (*changed, *named))
 
     def ended(self, name: str, id: str | None, *, is_error: bool) -> CallRecord | None:
@@ -298,7 +301,7 @@ class CallBook:
             one for one in self._at(("tool", tool)) if not one.ended_at and (id is None or one.id is None)
         ]
         order = _FIRST_FAILED if is_error else _FIRST_DONE
-        return min(found, key=lambda one: (one.told is None, order.index(one.answer)), default=None)
+        return min(found, key=lambda one: (one.reported is None, order.index(one.answer)), default=None)
 
     def _do(self, call: CallRecord) -> None:
         """Note that a call was carried out."""
@@ -317,13 +320,15 @@ class CallBook:
 
     def _trade(self, call: CallRecord) -> None:
         """Swap the answers of two equal calls open at once: asks without ids do not say which one they mean."""
-        for other in self._at(("input", call.tool, call.told or b"")):
+        for other in self._at(("input", call.tool, call.reported or b"")):
             is_twin = other is not call and not (other.by_id or call.by_id or other.done or other.is_changed)
-            was_open = other.told_at and call.told_at and (not other.ended_at or other.ended_at > call.told_at)
+            was_open = (
+                other.reported_at and call.reported_at and (not other.ended_at or other.ended_at > call.reported_at)
+            )
             if is_twin and was_open and other.answer == "allow":
                 call.answer, other.answer = other.answer, call.answer
                 call.asked_as, other.asked_as = other.asked_as, call.asked_as
-                call.may = call.asked = call.told
+                call.allowed_input = call.asked = call.reported
                 self.unasked += bool(other.ended_at and not other.answer)
                 return
 
@@ -379,7 +384,7 @@ class CallBook:
 
     def has_unasked(self) -> bool:
         """Return True if a call or a command ran without a question before it."""
-        return bool(self.unasked) or any(one.told is not None and not one.answer for one in self._live.values())
+        return bool(self.unasked) or any(one.reported is not None and not one.answer for one in self._live.values())
 
     def opaque(self) -> list[str]:
         """Return names of tools that were used and do not name each place that they read, write or connect to."""

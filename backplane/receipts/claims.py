@@ -54,7 +54,7 @@ PATH_CHARS_MAX: Final = 1000
 
 _PLANES_OWN: Final = {"ask": "kind", "answer": "decision", "checkpoint": "what"}
 """Members of `ext` that the control plane alone writes, each with a member that its body has."""
-_TOLD: Final = ("usage", "session", "turn", "task", "retry", "loss", "output", "reasoning")
+_HOST_ONLY: Final = ("usage", "session", "turn", "task", "retry", "loss", "output", "reasoning")
 _INPUT_TOKENS: Final = ("input_tokens", "cache_read_tokens", "cache_write_tokens")
 _TOKENS: Final = frozenset({*_INPUT_TOKENS, "output_tokens"})
 _SUPPLIED: Final = frozenset({"hooks_pre_tool_use", "hooks_post_tool_use", "checkpointing"})
@@ -149,7 +149,7 @@ class Judge:
         self._relative, self._has_plane = relative, has_plane
         self._counts: dict[str, Counter[str]] = {}
         self._listed: dict[str, list[dict[str, Json]]] = {"false": [], "not_seen": []}
-        self._silent: list[str] = []
+        self._unnamed_files: list[str] = []
         """Changed files that no event names."""
         self._layers: tuple[str, ...] = ("plane",)
         self._calls: dict[str, dict[str | None, _Reported]] = {}
@@ -164,7 +164,7 @@ class Judge:
         """A result named its call by the id."""
         self._paused = -1
         """Place of the last result or end of a turn."""
-        self._told_apart = True
+        self._all_ids_kept = True
         """All ids so far are remembered."""
         self._writes: dict[str, _Write] = {}
         self._writing: dict[str, _Write] = {}
@@ -172,7 +172,7 @@ class Judge:
         self._changes: dict[str, _Change] = {}
         self._touched: set[str] = set()
         """Files named by tools that may change them."""
-        self._doubted = -1
+        self._last_opaque = -1
         """Place of the last event that may have changed any file, or changed it back: a command, most tools."""
         self._reported: dict[str, float] = {}
 
@@ -207,17 +207,17 @@ class Judge:
         if id is None:
             self._count_unnamed(tool, 1)
         elif len(id) > ID_CHARS_MAX or (id not in self._calls and len(self._calls) >= IDS_MAX):
-            self._told_apart = False
+            self._all_ids_kept = False
             self._add("tool_call.id", "unwitnessed")
         else:
             self._open(number, event, id)
-        self._foresee(number, event)
+        self._note_files(number, event)
 
     def _count_unnamed(self, tool: str, count: int) -> None:
         if tool in self._unnamed or len(self._unnamed) < IDS_MAX:
             self._unnamed[tool] += count
         else:
-            self._told_apart = False
+            self._all_ids_kept = False
 
     def _open(self, number: int, event: ToolCall, id: str) -> None:
         empty = event.input in (None, {}, "", [])
@@ -276,11 +276,11 @@ class Judge:
 
     def _turned(self, number: int, event: TurnEnded) -> None:
         self._paused = number
-        self._warned(number, event)
+        self._note_reports(number, event)
 
     # Files
 
-    def _foresee(self, number: int, event: ToolCall) -> None:
+    def _note_files(self, number: int, event: ToolCall) -> None:
         """Note what a call may do to files."""
         names = tool_names(event.tool_name)
         write = written(event.tool_name, event.input)
@@ -292,7 +292,7 @@ class Judge:
             found = touched(shape, event.input) if shape.writes else None
             places = [self._place(path) for path in found.paths] if found is not None else []
             if not places or None in places:
-                self._doubted = number
+                self._last_opaque = number
             for place in filter(None, places):
                 self._touch(place)
 
@@ -325,11 +325,11 @@ class Judge:
 
     def _command(self, number: int, event: CommandExecuted) -> None:
         self._add("command", "unwitnessed")
-        self._doubted = number
+        self._last_opaque = number
 
-    def _warned(self, number: int, event: Warned | Carried) -> None:
+    def _note_reports(self, number: int, event: Warned | Carried) -> None:
         ext = event.ext if isinstance(event.ext, dict) else {}
-        for name in _TOLD:
+        for name in _HOST_ONLY:
             if name in ext:
                 self._add(name, "unwitnessed")
         usage = ext.get("usage")
@@ -374,7 +374,7 @@ class Judge:
             for one in orphans:
                 if one.id in self._calls:
                     self._add(kind, "true")  # It was reported later.
-                elif seen.resumed or not self._told_apart or self._unnamed[one.tool] > 0:
+                elif seen.resumed or not self._all_ids_kept or self._unnamed[one.tool] > 0:
                     self._add(kind, "unwitnessed")
                 else:
                     self._judge(kind, "false" if self._calls else "not_seen", one.number, one.id, "no such call")
@@ -400,12 +400,14 @@ class Judge:
             elif named.isdisjoint((path, files.real.get(path, path), unicodedata.normalize("NFC", path))):
                 # A reported event may explain that the file is not in the difference.
                 is_near = path.rpartition("/")[2] in near or path in touched
-                may_be_undone = self._doubted >= 0 or change.count > 1 or seen.hidden or is_near
+                may_be_undone = self._last_opaque >= 0 or change.count > 1 or seen.hidden or is_near
                 verdict = "not_seen" if may_be_undone else "false"
             self._judge("file_changed", verdict, change.event, path, "not in the difference", change.count)
         if changed is not None and (self._changes or self._calls or self._unnamed):
             reported = {*self._changes, *self._touched, *files.real.values()}
-            self._silent = sorted(path for path in changed if reported.isdisjoint(_with_folders([path])))[:NAMES_MAX]
+            self._unnamed_files = sorted(path for path in changed if reported.isdisjoint(_with_folders([path])))[
+                :NAMES_MAX
+            ]
 
     def _contents(self, seen: Seen, files: Files) -> None:
         for path, write in self._writes.items():
@@ -415,13 +417,13 @@ class Judge:
             elif path not in files.sha256 or write.redacted or seen.modified:
                 self._add("file_content", "unwitnessed")
             else:
-                sure = write.sure and write.event > self._doubted and like != "alike"
+                sure = write.sure and write.event > self._last_opaque and like != "alike"
                 text = "other bytes" if sha256 else "no such file"
                 self._judge("file_content", "false" if sure else "not_seen", write.event, path, text)
 
     def _final(self, seen: Seen, files: Files, claim: Receipt) -> None:
         if seen.inner_verified is not None and seen.plane:
-            self._hold("inner", claim.receipt_sha256, "its content hashes otherwise", seen.inner_verified)
+            self._compare("inner", claim.receipt_sha256, "its content hashes otherwise", seen.inner_verified)
         if seen.plane:
             for name in (*_META, "backend.id", "mode", "outcome"):
                 self._add(name, "unwitnessed")
@@ -450,19 +452,19 @@ class Judge:
             "backend.id": (claim.backend.id, seen.backend_id),
         }
         for kind, (theirs, mine) in claimed.items():
-            self._hold(kind, theirs, mine, theirs == mine)
+            self._compare(kind, theirs, mine, theirs == mine)
         self._version(seen.backend_version, claim.backend.backend_version)
         levels = {name: level for name, level in claim.capabilities.items() if name not in _SUPPLIED}
         more = sorted(name for name, level in levels.items() if _is_more(name, level, seen.capabilities.get(name)))
         other = any(seen.capabilities.get(name) != level for name, level in levels.items())
-        self._hold("capabilities", ", ".join(more), "its hello says less", not more, unseen=other and not more)
+        self._compare("capabilities", ", ".join(more), "its hello says less", not more, unseen=other and not more)
 
     def _version(self, mine: str | None, theirs: str | None) -> None:
         if mine is not None and theirs is not None:
             short, long = sorted((mine.removeprefix("v"), theirs.removeprefix("v")), key=len)
             # `1.2`, `1.2.0` and `1.2 (build 7)` may be one version.
             part = short != long and long.startswith(short) and not long[len(short)].isalnum()
-            self._hold("backend.version", theirs, mine, short == long, unseen=part)
+            self._compare("backend.version", theirs, mine, short == long, unseen=part)
 
     def _mode(self, seen: Seen, claim: Receipt) -> None:
         if claim.mode == seen.mode:
@@ -527,7 +529,7 @@ class Judge:
         else:
             # Less than the service counted may be all but what the agent asked beside its work: a title, say.
             exact = value == getattr(seen.usage, name)
-            self._hold(kind, value, f"the service counted {counted:g}", exact, unseen=not exact and value <= counted)
+            self._compare(kind, value, f"the service counted {counted:g}", exact, unseen=not exact and value <= counted)
 
     def _artifact(self, files: Files, artifact: Artifact) -> None:
         where = self._relative(artifact.path.removeprefix("file://"))
@@ -542,7 +544,7 @@ class Judge:
 
     # Verdicts
 
-    def _hold(self, kind: str, claim: Json, seen: Json, holds: bool, *, unseen: bool = False) -> None:
+    def _compare(self, kind: str, claim: Json, seen: Json, holds: bool, *, unseen: bool = False) -> None:
         self._judge(kind, "unwitnessed" if unseen else "true" if holds else "false", None, claim, seen)
 
     def _judge(self, kind: str, verdict: Verdict, event: int | None, claim: Json, seen: Json, count: int = 1) -> None:
@@ -564,8 +566,8 @@ class Judge:
     def to_wire(self) -> dict[str, Json]:
         """Return the verdicts as the receipt has them."""
         counts = {kind: dict(sorted(found.items())) for kind, found in sorted(self._counts.items())}
-        name = "unexplained" if self._doubted < 0 else "unnamed"
-        more: dict[str, Json] = {name: self._silent} if self._silent else {}
+        name = "unexplained" if self._last_opaque < 0 else "unnamed"
+        more: dict[str, Json] = {name: self._unnamed_files} if self._unnamed_files else {}
         return {"counts": counts, "layers": list(self._layers), **self._listed, **more}
 
 
@@ -584,12 +586,12 @@ def _layers(seen: Seen, *, ended: bool) -> tuple[str, ...]:
 _META: Final = ("meta.run_id", "meta.work_order_id", "meta.contract_version")
 
 _EVENTS: Final[dict[type[Any], Any]] = {
-    **dict.fromkeys((kind for kind in CARRIED.values() if issubclass(kind, Carried)), Judge._warned),
+    **dict.fromkeys((kind for kind in CARRIED.values() if issubclass(kind, Carried)), Judge._note_reports),
     ToolCall: Judge._call,
     ToolResult: Judge._result,
     FileChanged: Judge._file,
     CommandExecuted: Judge._command,
-    Warned: Judge._warned,
+    Warned: Judge._note_reports,
     TurnEnded: Judge._turned,
 }
 
