@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
 
 from backplane.contract.events import AgentEvent
 from backplane.receipts.journal import HEAD, TRACE, disk_error
 from backplane.receipts.trace import open_plain
+
+T = TypeVar("T")
 
 LOOK_S: Final = 0.1
 """Seconds between two looks at a run that is followed; a look at an idle one takes some microseconds."""
@@ -42,26 +46,18 @@ class Tail:
         self._trace.close()
 
     def facts(self) -> list[dict[str, Any]]:
-        """Facts of the head that came since the last look."""
-        found = []
-        for line in self._head.take():
-            try:
-                fact = msgspec.json.decode(line)
-            except msgspec.DecodeError:
-                continue
-            if isinstance(fact, dict):
-                found.append(fact)
-        return found
+        """Return the facts of the head that came since the last look."""
+        return [fact for fact in _decoded(self._head, msgspec.json.decode) if isinstance(fact, dict)]
 
     def events(self) -> list[AgentEvent]:
-        """Events that came since the last look, at most of `READ_BYTES_MAX`; empty when there is nothing new."""
-        found = []
-        for line in self._trace.take():
-            try:
-                found.append(_decode_event(line))
-            except msgspec.MsgspecError:  # It was changed from outside; `verify` finds that.
-                continue
-        return found
+        """Return the events that came since the last look, at most of `READ_BYTES_MAX`."""
+        return list(_decoded(self._trace, _decode_event))
+
+
+def _decoded(lines: _Lines, decode: Callable[[bytes], T]) -> Iterator[T]:
+    for line in lines.take():
+        with suppress(msgspec.MsgspecError):  # It was changed from outside; `verify` finds that.
+            yield decode(line)
 
 
 class _Lines:
