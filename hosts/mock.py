@@ -83,30 +83,30 @@ class Scenario:
     async def think(self, text: str) -> None:
         await self.run.emit(Reasoning(ts=self.run.now(), text="", ext={"reasoning": {"text": text}}))
 
+    def _path(self, path: str) -> Path:
+        return Path(self.run.order.workspace.root, path)
+
     async def write(self, value: dict[str, str]) -> None:
-        written = await self._tool("write_file", value, self._write)
+        def write(value: dict[str, str]) -> str:
+            path = self._path(value["path"])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(value["content"])
+            return f"wrote {len(value['content'])} characters"
+
+        written = await self._tool("write_file", value, write)
         if written is not None:
             await self.run.file_changed(written["path"], "written")
 
-    def _write(self, value: dict[str, str]) -> str:
-        path = Path(self.run.order.workspace.root, value["path"])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(value["content"])
-        return f"wrote {len(value['content'])} characters"
-
     async def delete(self, path: str) -> None:
-        if await self._tool("write_file", {"path": path, "content": None}, lambda _: self._delete(path)) is not None:
-            await self.run.file_changed(path, "deleted")
+        def delete(_: Any) -> str:
+            self._path(path).unlink()
+            return "deleted"
 
-    def _delete(self, path: str) -> str:
-        Path(self.run.order.workspace.root, path).unlink()
-        return "deleted"
+        if await self._tool("write_file", {"path": path, "content": None}, delete) is not None:
+            await self.run.file_changed(path, "deleted")
 
     async def read(self, path: str) -> None:
         await self._tool("read_file", {"path": path}, lambda value: self._path(value["path"]).read_text())
-
-    def _path(self, path: str) -> Path:
-        return Path(self.run.order.workspace.root, path)
 
     async def tool(self, value: dict[str, Any]) -> None:
         """A tool of any name that does nothing: `{name, input, output}`."""
@@ -162,12 +162,8 @@ class Scenario:
 
 
 STEPS: dict[str, ScenarioStep] = {
-    name: getattr(Scenario, name)
-    for name in (
-        "say", "delta", "think", "write", "delete", "read", "tool", "ask", "sleep_s", "repeat", "usage",
-        "outcome", "error", "fail", "stderr", "raw", "exit", "kill", "hang",
-    )
-}  # fmt: skip
+    name: step for name, step in vars(Scenario).items() if not name.startswith("_") and name != "play"
+}
 
 
 def _scenario(run: HostRun, path: str | None) -> list[Any]:

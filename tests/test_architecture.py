@@ -220,6 +220,7 @@ NAMES_VENDORS = {
 }
 
 LATE = {
+    "agents.rows.endpoints": "`urllib.parse` takes 5 ms of each host's hello",
     "api.create_session_for_task": "sessions, for programs that hold conversations",
     "errors.unforeseen": "traceback, for a fault of ours",
     "agents.rows.rows_of": "tomllib: a control plane sends a host the whole row",

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backplane.agents.acp.reader import MESSAGE_CHARS_MAX
 from backplane.agents.acp.reader import EventReader as AcpReader
 from backplane.agents.claude.reader import EventReader as ClaudeReader
 from backplane.agents.codex.reader import EventReader as CodexReader
@@ -169,14 +168,6 @@ def test_a_message_with_other_words_takes_its_pieces_back() -> None:
     assert fold(events) == ["a word", "and more"]
     (retry,) = [event for event in map(carried, events) if isinstance(event, RetryReported)]
     assert retry.body == {"reason": "other_words", "taken_back": 11}
-
-
-def test_an_answer_too_long_for_a_line_comes_in_several_messages() -> None:
-    reader = AcpReader(lambda: NOW, "/w", {})
-    half = "x" * (MESSAGE_CHARS_MAX // 2)
-    chunk = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": half}}
-    events = [event for _ in range(3) for event in reader.read(update(chunk))] + reader.end("end_turn")
-    assert fold(events) == [half * 2, half]
 
 
 def test_words_that_were_taken_back_are_followed_by_a_note_and_a_new_line() -> None:

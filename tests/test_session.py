@@ -53,7 +53,7 @@ class Agent(BaseAgent):
     async def run(self) -> None:
         await anyio.sleep_forever()
 
-    async def open(self, tasks: Any) -> None:
+    async def open(self) -> None:
         await self.session.announce("few-1")
 
     async def say(self, words: Json) -> Ending:

@@ -108,18 +108,17 @@ class Gate:
 
     async def _asked(self, request: ToolRequest) -> ToolVerdict:
         """Ask the control plane, and judge an input that its answer changed."""
-        name, input = self.name_of(request), request.input
+        refused, input = None, request.input
         asked = {"id": request.id or None, "command": command_of(input), "cwd": self._root}
-        answer = await self._run.may(name, input, **asked)
+        answer = await self._run.may(self.name_of(request), input, **asked)
         if answer.decision == "deny":
-            return ToolVerdict(request, answer.reason or "denied", input)
-        if answer.decision != "modify":
-            return ToolVerdict(request, None, input)
-        if not request.takes_input:
-            return ToolVerdict(request, OWN_INPUT, input)
-        changed = msgspec.structs.replace(request, input=answer.input)
-        refused = self.refusal(changed)
-        return ToolVerdict(request, refused, input if refused is not None else answer.input)
+            refused = answer.reason or "denied"
+        elif answer.decision == "modify" and not request.takes_input:
+            refused = OWN_INPUT
+        elif answer.decision == "modify":
+            refused = self.refusal(msgspec.structs.replace(request, input=answer.input))
+            input = answer.input if refused is None else input
+        return ToolVerdict(request, refused, input)
 
     def _ruling(self, request: ToolRequest, input: Json) -> Ruling | None:
         """Return the strictest ruling by any name of the tool, and on the files that the call reads."""

@@ -107,12 +107,9 @@ SYSTEM: Final = (
 class Task(msgspec.Struct, frozen=True):
     """An order, checked before the first request."""
 
-    model: str
-    parameters: dict[str, Any]
-    system: str
+    conversation: Conversation
+    """The model, its parameters, what it is to know, and the messages before this order."""
     spec: RunSpec
-    history: tuple[Message, ...] = ()
-    """Messages before this order."""
     reserved: bool = False
     """True for a share of a parent's budget, or a budget of tokens: a call is made only if its highest cost is left."""
     budget_tokens: int | None = None
@@ -132,10 +129,9 @@ def read_task(run: HostRun, service: Endpoint, toolbox: Toolbox) -> Task:
     model = config.model or service.model
     if not model:
         raise ConfigError("config_invalid", "no model is named", hint='--model NAME, or options = {model = "…"}')
-    own = config.vendor.get("api", {})
-    allowed = {*PARAMETERS, *OWN}
-    if not isinstance(own, dict) or not set(own) <= allowed:
-        unknown = sorted(set(own) - allowed) if isinstance(own, dict) else ["api"]
+    own, allowed = config.vendor.get("api", {}), {*PARAMETERS, *OWN}
+    unknown = sorted(set(own) - allowed) if isinstance(own, dict) else ["api"]
+    if unknown:
         raise ConfigError("config_invalid", f"config.vendor.api: {unknown[0]!r}", hint=", ".join(sorted(allowed)))
     price = price_of(model) if service.listed else None
     if service.prices is not None:
@@ -146,13 +142,12 @@ def read_task(run: HostRun, service: Endpoint, toolbox: Toolbox) -> Task:
         raise ConfigError("config_invalid", "config.vendor.abp.budget_tokens", hint="give a whole number of tokens")
     shape = shape_of(run)
     words = (SYSTEM, own.get("system"), run.order.abp("system"), shape.request() if shape is not None else None)
+    system = Text(text="\n\n".join(str(part) for part in words if part))
+    limit = {} if service.max_output_tokens is None else {"max_tokens": service.max_output_tokens}
     parameters = {name: value for name, value in own.items() if name not in OWN} | sampling_of(run)
-    if service.max_output_tokens is not None:
-        parameters = {"max_tokens": service.max_output_tokens, **parameters}
+    messages = (Message(role="system", parts=(system,), flat=True), *read_history(run))
     return Task(
-        model=model,
-        parameters=parameters,
-        system="\n\n".join(str(part) for part in words if part),
+        conversation=Conversation(dialect="", model=model, options={**limit, **parameters}, messages=messages),
         spec=RunSpec(
             prompt=prompt_of(run, toolbox),
             shape=shape,
@@ -160,7 +155,6 @@ def read_task(run: HostRun, service: Endpoint, toolbox: Toolbox) -> Task:
             budget_micros=budget_of(run),
             turns_max=TURNS_MAX if config.max_turns is None else config.max_turns,
         ),
-        history=read_history(run),
         reserved=isinstance(run.order.abp("parent"), str) or tokens is not None,
         budget_tokens=tokens,
         images=read_images(run),
@@ -211,10 +205,8 @@ class Agent(BaseAgent):
         """Most that the calls so far can have cost; a call of unknown cost counts as its most."""
         self._run = session.run
         model.keeps_limit = task.reserved
-        self._conversation = Conversation(
-            dialect=model.dialect, model=task.model, tools=(*SPECS, *servers.specs), options=task.parameters,
-            messages=(Message(role="system", parts=(Text(text=task.system),), flat=True), *task.history),
-        )  # fmt: skip
+        tools = (*SPECS, *servers.specs)
+        self._conversation = msgspec.structs.replace(task.conversation, dialect=model.dialect, tools=tools)
         self._images = task.images
         """Not shown yet."""
         self._reported: dict[str, Any] = {}
@@ -365,7 +357,11 @@ class Agent(BaseAgent):
 
     def raw(self) -> dict[str, Json]:
         price, spent = self.task.spec.price, self.reader.spent
-        raw = {"model": self._named or self.task.model, "protocol": self.model.protocol, "turns": spent.requests}
+        raw: dict[str, Json] = {
+            "model": self._named or self._conversation.model,
+            "protocol": self.model.protocol,
+            "turns": spent.requests,
+        }
         if price is not None:
             raw["cost"] = {"usd_micros": spent.micros, "source": price.source, "read_on": price.read_on or None}
         if self.task.reserved:

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,6 +28,8 @@ from backplane.upstream.cost import Price, micros, read_price
 if TYPE_CHECKING:
     from backplane.agents.structured import AnswerSchema
     from backplane.host import Given
+
+T = TypeVar("T")
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 """Id of a conversation, which becomes part of a path."""
@@ -238,11 +240,19 @@ def own_settings(run: Given, agent: str, known: Collection[str]) -> dict[str, An
 
 
 def server_rows(
-    run: Given, configured: Collection[Mapping[str, Any]], *, timed: bool = False
+    run: Given,
+    configured: Collection[Mapping[str, Any]],
+    *,
+    local: Mapping[str, Json] = {},
+    remote: Mapping[str, Json] = {},
+    headers: str = "headers",
+    timed: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Return the MCP servers of configuration and order, as an agent's own client takes them: name → members.
 
     Args:
+        local: members of its own for a server that is started; so `remote` for one that is reached by its address.
+        headers: its name for the member `headers`.
         timed: with the member `tool_ms`, which no vendor's client has.
 
     Raises:
@@ -261,7 +271,8 @@ def server_rows(
             raise ConfigError("config_invalid", f"an MCP server cannot be read: {error}", hint=fix) from error
         if not named.name or not {"command", "url"} & set(row):
             raise ConfigError("config_invalid", "an MCP server has no name, or neither command nor url")
-        made[named.name] = {name: value for name, value in row.items() if name not in not_theirs}
+        theirs = {headers if key == "headers" else key: row[key] for key in row if key not in not_theirs}
+        made[named.name] = {**(remote if "url" in row else local), **theirs}
     return made
 
 
@@ -341,24 +352,21 @@ def read_history(run: Given) -> tuple[ir.Message, ...]:
     Raises:
         ConfigError: `config_invalid`.
     """
-    try:
-        messages = msgspec.convert(run.order.abp("history") or (), tuple[said.Message, ...])
-    except msgspec.ValidationError as error:
-        fix = "a list of messages, see contracts/sessions.md"
-        raise ConfigError("config_invalid", f"config.vendor.abp.history: {error}", hint=fix) from error
-    return neutral(messages)
+    return neutral(_read(run, "history", tuple[said.Message, ...], "a list of messages, see contracts/sessions.md"))
 
 
 def read_images(run: Given) -> tuple[said.Image, ...]:
     """The pictures that go with the task, `config.vendor.abp.images`. Raises ConfigError: `config_invalid`."""
-    rows = run.order.abp("images")
-    if not rows:
-        return ()
+    fix = "a list of {media_type, data} in Base64, or {url}"
+    return pictures.checked(_read(run, "images", tuple[said.Image, ...], fix))
+
+
+def _read(run: Given, name: str, kind: type[T], fix: str) -> T:
+    """Read a list of the order's own members. Raises ConfigError: `config_invalid`."""
     try:
-        return pictures.checked(msgspec.convert(rows, tuple[said.Image, ...]))
+        return msgspec.convert(run.order.abp(name) or (), kind)
     except msgspec.ValidationError as error:
-        fact = f"config.vendor.abp.images: {error}"
-        raise ConfigError("config_invalid", fact, hint="a list of {media_type, data} in Base64, or {url}") from error
+        raise ConfigError("config_invalid", f"config.vendor.abp.{name}: {error}", hint=fix) from error
 
 
 def snippets(run: Given) -> list[str]:
@@ -376,8 +384,8 @@ def prompt_of(run: Given) -> str:
     return "\n\n".join([*snippets(run), *named, run.order.task])
 
 
-def image_blocks(run: Given, block: Callable[[str, str], Json]) -> list[Json]:
-    """The pictures that go with the task, as blocks of a message.
+def with_images(run: Given, words: str, block: Callable[[str, str], Json]) -> Json:
+    """Return the first words, as blocks of a message if pictures go with them.
 
     Args:
         block: makes one of a picture's type and its Base64.
@@ -390,28 +398,24 @@ def image_blocks(run: Given, block: Callable[[str, str], Json]) -> list[Json]:
     if any(image.url is not None for image in images):
         fact = "this agent takes no picture by its address"
         raise BackendError("capability_unsupported", fact, hint="give the picture itself")
-    return [block(str(image.media_type), str(image.data)) for image in images]
-
-
-def shown(words: str, images: list[Json]) -> Json:
-    """The first words as they are, or as blocks of a message with the pictures behind them."""
-    return [{"type": "text", "text": words}, *images] if images else words
+    blocks = [block(str(image.media_type), str(image.data)) for image in images]
+    return [{"type": "text", "text": words}, *blocks] if blocks else words
 
 
 def spec_in_words(run: Given, row: AgentRow, block: Callable[[str, str], Json]) -> RunSpec:
     """Return the order for an agent that is asked, and answers, in words; the host counts its limits.
 
     Args:
-        block: as `image_blocks` takes it.
+        block: as `with_images` takes it.
 
     Raises:
-        BackendError: `backend_context_length`, or see `image_blocks`.
+        BackendError: `backend_context_length`, or see `with_images`.
         ConfigError: `config_invalid`.
     """
     shape = shape_of(run)
     words = "\n\n".join([prompt_of(run), *([shape.request()] if shape is not None else [])])
     return RunSpec(
-        prompt=shown(words, image_blocks(run, block)),
+        prompt=with_images(run, words, block),
         silence_s=row.silence_s,
         conversation=read_conversation(run),
         shape=shape,

@@ -69,10 +69,7 @@ _OF_TRIALS: Final = frozenset(("trial_options", "trial_env", "trial_in_place"))
 """Members of the table that `backends --probe` alone reads."""
 
 
-_ADDRESS: Final = re.compile(
-    r"(https?)://(?:[^/?#@]*@)?(\[[^\]]+\]|[^/?#:@\[\]\s]+)(?::(\d{0,5}))?(?:[/?#]|\Z)", re.IGNORECASE
-)
-"""Scheme, host and port of an address; `urllib.parse` would delay each host's hello."""
+_PORTS: Final = {"http": 80, "https": 443}
 
 
 def taken(drive: str) -> tuple[str, ...]:
@@ -218,11 +215,15 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def endpoints(self) -> tuple[str, ...]:
         """The address of the model's service as `host:port`; empty if it is unknown or cannot be read."""
-        found = _ADDRESS.match(self.base_url or "")
-        if found is None or int(found[3] or 0) >= 1 << 16:
+        from urllib.parse import urlsplit  # A host says hello without it.
+
+        try:
+            parts = urlsplit(self.base_url or "")
+            port = parts.port or _PORTS[parts.scheme]
+        except (ValueError, KeyError):
             return ()
-        port = int(found[3] or 0) or (443 if found[1].lower() == "https" else 80)
-        return (f"{found[2].strip('[]').lower()}:{port}",)
+        is_host = parts.hostname and not re.search(r"\s", parts.hostname)
+        return (f"{parts.hostname}:{port}",) if is_host else ()
 
     def is_told(self, env: Mapping[str, str]) -> bool:
         """Return True if the agent learns where to ask: by its driver, or by `{base_url}` in its row or variables."""

@@ -127,7 +127,7 @@ class Agent:
         """Return a picture, in Base64, as a block of a message."""
         raise NotImplementedError
 
-    async def open(self, tasks: anyio.abc.TaskGroup) -> None:
+    async def open(self) -> None:
         """Agree on the protocol, and open the conversation. Raises BackendError, ConfigError."""
 
     async def say(self, words: Json) -> Ending:
@@ -246,16 +246,15 @@ class AgentRun:
         self._limited = anyio.Event()
         self._structured: list[Json] = []
         self._changed, self._over = anyio.Event(), anyio.Event()
-        self._peer: Peer | None = None
-        """The protocol's end of the pipe to the agent; None where there is no such pipe."""
-        self._warned_prefix = False
         self.verdicts: dict[str, ToolVerdict] = {}
         self.gate = Gate(run, self.verdicts, lambda: self._cut is not None)
         self.agent = make(self)
-        reader = self.agent.reader
-        self.silence = Silence(
-            run, spec.silence_s, at_work=lambda: reader.at_work, asking=lambda: bool(self._questions)
-        )
+        self.silence = Silence(self)
+
+    @property
+    def is_asking(self) -> bool:
+        """True if a question of the agent is open."""
+        return bool(self._questions)
 
     @property
     def is_ending(self) -> bool:
@@ -270,9 +269,8 @@ class AgentRun:
 
     def pipe(self, child: Child, agent: Agent, *, hear: Hear | None = None, peer: Peer | None = None) -> Pipe:
         """Make the agent's way to its program: what comes goes to `hear` and `answer`; for the others, see `Pipe`."""
-        hear = hear or self.hear
-        self._peer = peer or Peer()
-        return Pipe(child.stdin, child.stdout, answer=agent.answer, hear=hear, watch=self.watch, peer=self._peer)
+        hear, peer = hear or self.hear, peer or Peer()
+        return Pipe(child.stdin, child.stdout, answer=agent.answer, hear=hear, watch=self.watch, peer=peer)
 
     async def emit(self, events: Iterable[AgentEvent]) -> None:
         for event in events:
@@ -306,9 +304,6 @@ class AgentRun:
     async def watch(self, line: bytes, received: Received) -> None:
         """Keep a line that nobody hears: one that is no message, and in passthrough every call and answer."""
         self._line = line
-        if self._peer is not None and self._peer.prefixed and not self._warned_prefix:
-            self._warned_prefix = True
-            await self.run.warn("the agent writes control characters before its messages, which are skipped")
         if isinstance(received, Malformed):
             self._malformed += 1
             if self._malformed <= MALFORMED_MAX:
@@ -386,9 +381,10 @@ class AgentRun:
 
     async def go(self) -> Done:
         """Have the order done, from the first word to the agent to the judged end."""
-        async with anyio.create_task_group() as tasks:
+        async with anyio.create_task_group() as self.tasks:
+            tasks = self.tasks
             tasks.start_soon(self._listen)
-            await self.agent.open(tasks)
+            await self.agent.open()
             self._opened = True
             self.silence.heard()
             tasks.start_soon(self.silence.watch)
@@ -541,24 +537,15 @@ class AgentRun:
 
 
 class Silence:
-    """A scope that ends when nothing is heard for too long: a stream that is kept alive hangs an agent for ever.
+    """A scope that ends when nothing is heard for too long: a stream that is kept alive hangs an agent for ever."""
 
-    Args:
-        silence_s: how long the agent may say nothing while no tool runs and nobody is asked; 0 is for ever.
-        at_work: whether a tool runs.
-        asking: whether a question of the agent is open.
-    """
-
-    def __init__(
-        self, run: HostRun, silence_s: int, *, at_work: Callable[[], bool], asking: Callable[[], bool]
-    ) -> None:
-        self._run, self._silence_s, self._at_work, self._asking = run, silence_s, at_work, asking
+    def __init__(self, session: AgentRun) -> None:
+        self._session, self._silence_s = session, session.spec.silence_s
         self.scope = anyio.CancelScope()
         self.broken = False
         """True if the silence ended the scope."""
-        self.heard_s = 0.0
+        self.heard_s = time.monotonic()
         """Time of the last sign of life, by the monotonic clock."""
-        self.heard()
 
     def heard(self) -> None:
         """Record a sign of life from the agent."""
@@ -570,12 +557,11 @@ class Silence:
 
     async def watch(self) -> None:
         """End the scope after too long a silence; report a tool that works in silence once a minute."""
-        told_s, passed, due_s = 0.0, False, self.heard_s
+        session, reported_s, passed, due_s = self._session, 0.0, False, self.heard_s
         while self._silence_s:
             now_s = time.monotonic()
-            silent_s = now_s - self.heard_s
-            busy = self._at_work() or self._asking()
-            left_s = (TOOL_S_MAX if busy else self._silence_s) - silent_s
+            silent_s, at_work = now_s - self.heard_s, session.agent.reader.at_work
+            left_s = (TOOL_S_MAX if at_work or session.is_asking else self._silence_s) - silent_s
             if left_s <= 0 and passed:
                 self.broken = True
                 self.scope.cancel()
@@ -584,10 +570,10 @@ class Silence:
             if passed:  # What came in time may not be read yet, where this process was stopped.
                 await anyio.sleep(max(SECOND_LOOK_S, now_s - due_s))
                 continue
-            told_s = 0.0 if silent_s < SIGN_OF_LIFE_S else told_s
-            if self._at_work() and silent_s - told_s >= SIGN_OF_LIFE_S:
-                told_s = silent_s
-                await self._run.carry("output", {"stream": "stdout", "text": ""}, "a tool is still at work")
+            reported_s = 0.0 if silent_s < SIGN_OF_LIFE_S else reported_s
+            if at_work and silent_s - reported_s >= SIGN_OF_LIFE_S:
+                reported_s = silent_s
+                await session.run.carry("output", {"stream": "stdout", "text": ""}, "a tool is still at work")
             wait_s = min(max(left_s, 0.1), SIGN_OF_LIFE_S / 4)
             due_s = time.monotonic() + wait_s
             await anyio.sleep(wait_s)

@@ -21,12 +21,7 @@ from backplane.errors import ConfigError
 FAULTS_SHOWN: Final = 5
 """Faults reported at once; a model that gets all of fifty corrects none better."""
 
-FAULTS_READ_MAX: Final = 100
-"""Faults that are looked for; a list of a million wrong elements has a million."""
-
 FAULT_CHARS_MAX: Final = 300
-ANSWER_CHARS_MAX: Final = 1024 * 1024
-"""Longest answer that is read; models say a quarter of it at most."""
 
 _FENCED: Final = re.compile(r"```[a-z]*\s*\n(.*?)\n\s*```", re.DOTALL | re.IGNORECASE)
 
@@ -71,28 +66,23 @@ class AnswerSchema:
         if fault is not None:
             return None, fault
         try:
-            found = list(islice(self._validator.iter_errors(value), FAULTS_READ_MAX))
+            found = list(islice(self._validator.iter_errors(value), FAULTS_SHOWN))
         except Unresolvable as error:
             fact = "a $ref of the output schema names nothing in it"
             raise ConfigError("config_invalid", fact, hint="put what $ref names under $defs") from error
         except RecursionError:
             return None, "the schema and the answer lead into each other deeper than can be checked"
-        faults = [f"{_place(fault)}: {fault.message[:FAULT_CHARS_MAX]}" for fault in found]
-        return value, "\n".join(sorted(faults)[:FAULTS_SHOWN]) or None
+        places = ["/" + "/".join(map(str, fault.absolute_path)) for fault in found]
+        faults = [f"{at}: {fault.message[:FAULT_CHARS_MAX]}" for at, fault in zip(places, found, strict=True)]
+        return value, "\n".join(faults) or None
 
 
 def _value(text: str) -> tuple[Json, str | None]:
-    if len(text) > ANSWER_CHARS_MAX:
-        return None, f"the answer is over {ANSWER_CHARS_MAX} characters"
     fenced = _FENCED.search(text)
     try:
         return canonical.decode((fenced[1] if fenced else text).strip().encode()), None
     except (ValueError, RecursionError) as error:
         return None, f"the answer is not one JSON value: {str(error)[:FAULT_CHARS_MAX]}"
-
-
-def _place(fault: Any) -> str:
-    return "/" + "/".join(str(step) for step in fault.absolute_path)
 
 
 def _points_outside(schema: Json) -> bool:

@@ -100,7 +100,7 @@ class Agent(BaseAgent):
 
     # Opening ----------------------------------------------------------------------------------------------------------
 
-    async def open(self, tasks: anyio.abc.TaskGroup) -> None:
+    async def open(self) -> None:
         """Agree on the protocol, open the session, and set what the order asks for."""
         self._said = await self.must("initialize", OFFER)
         version = self._said.get("protocolVersion")
@@ -121,7 +121,7 @@ class Agent(BaseAgent):
             self.record.skip()
         if self.row.failed_request:
             self._log = log_reader(self.row, self.place.config, session.id, lambda: self._child.stderr_tail)
-            tasks.start_soon(self._watch_log)
+            self.session.tasks.start_soon(self._watch_log)
         self._id, self.reader.is_history = session.id, False
 
     async def _history_over(self) -> None:

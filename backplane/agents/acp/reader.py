@@ -25,9 +25,6 @@ from backplane.policy.paths import SPELLINGS, TOOLS
 from backplane.protocol.jsonrpc import Notification
 
 UPDATE: Final = "session/update"
-MESSAGE_CHARS_MAX: Final = 4 * 1024 * 1024
-"""Most text of one message; a line has room for it. What is said beyond it is another message."""
-
 NEUTRAL: Final[Mapping[str, str]] = {
     "read": "read_file", "edit": "edit_file", "delete": "edit_file", "move": "edit_file", "search": "grep",
     "execute": "bash", "fetch": "web_fetch", "think": "think", "switch_mode": "switch_mode", "other": "other",
@@ -170,8 +167,6 @@ class EventReader(BaseReader):
         events += self._turn()
         if update["sessionUpdate"] == "agent_thought_chunk":
             return [*events, *self._thoughts(text)]
-        if self._chars + len(text) > MESSAGE_CHARS_MAX:
-            events += self._message()
         self.spoke = True
         return [*events, *self._piece(text)]
 

@@ -19,7 +19,7 @@ from backplane.agents.claude.reader import STRUCTURED, EventReader, TurnResult
 from backplane.agents.claude.start import ALIASES, TOOLS
 from backplane.agents.events import mapping, mappings
 from backplane.agents.gate import ToolRequest
-from backplane.agents.order import RunSpec, hook_events, image_blocks, prompt_of, shown
+from backplane.agents.order import RunSpec, hook_events, prompt_of, with_images
 from backplane.agents.program import BegunProgram
 from backplane.agents.rows import AgentRow
 from backplane.agents.session import Agent as BaseAgent
@@ -69,8 +69,7 @@ class Agent(BaseAgent):
     @classmethod
     def spec(cls, row: AgentRow, run: HostRun) -> RunSpec:
         """The order for a program that itself holds the limits and asks for the shape."""
-        words = shown(prompt_of(run), image_blocks(run, cls.image))
-        spec = super().spec(row, run)
+        words, spec = with_images(run, prompt_of(run), cls.image), super().spec(row, run)
         return msgspec.structs.replace(spec, prompt=words, again=AGAIN, budget_micros=None, turns_max=None)
 
     @staticmethod
@@ -93,28 +92,13 @@ class Agent(BaseAgent):
 
     # Opening ----------------------------------------------------------------------------------------------------------
 
-    async def open(self, tasks: anyio.abc.TaskGroup) -> None:
+    async def open(self) -> None:
         """Register the hooks, and wait until the program confirms that a failed hook blocks."""
-        run = self.session.run
-        hooks = answers.wanted(hook_events(run), answer_s=HOOK_S)
+        hooks = answers.wanted(hook_events(self.session.run), answer_s=HOOK_S)
         # Else a conversation keeps the system prompt of its first run, whatever a later order says.
         if not answers.blocks(await self.must("initialize", {"hooks": hooks, "systemPromptSnapshot": False})):
-            await self._unconfirmed()
-
-    async def _unconfirmed(self) -> None:
-        """Refuse a program that runs a call when its hook fails, unless the order takes `audit` for all its rules."""
-        run = self.session.run
-        taken = mapping(run.order.abp("enforcement"))
-        rules = {
-            rule.name for rule in run.policy.rules() if rule.pattern is not None and taken.get(rule.name) != "audit"
-        }
-        held = [*sorted(rules), *(["hooks"] if run.order.abp("hooks") else [])]
-        fact = "this version of Claude Code does not confirm that a failed hook blocks the call (onFailure)"
-        if held:
-            audit = msgspec.json.encode(dict.fromkeys(sorted(rules), "audit")).decode()
-            fix = f"install 2.1.332 or later, or order config.vendor.abp.enforcement = {audit}"
-            raise BackendError("capability_unsupported", f"{fact}: {', '.join(held)} might not hold", hint=fix)
-        await run.warn(fact)
+            fact = "this version of Claude Code does not confirm that a failed hook blocks the call (onFailure)"
+            raise BackendError("capability_unsupported", fact, hint="install 2.1.332 or later")
 
     # A turn -----------------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ BEFORE: Final = "before"
 AFTER: Final = "after"
 FAILED: Final = "failed"
 ENDED: Final = "subagent_end"
+UNREAD: Final = "policy_denied: the host cannot read this question"
 _EVENTS: Final = {BEFORE: "PreToolUse", AFTER: "PostToolUse", FAILED: "PostToolUseFailure"}
 
 
@@ -90,9 +91,6 @@ def deny(question: Question, reason: str) -> Json:
 def show(question: Question, output: Json) -> Json:
     """Let the model have this in place of the tool's output."""
     return _hook(question.when, {"updatedToolOutput": output})
-
-
-UNREAD: Final = "policy_denied: the host cannot read this question"
 
 
 def block(request: Mapping[str, Any]) -> Json:

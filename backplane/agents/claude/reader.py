@@ -20,12 +20,8 @@ from backplane.contract.canonical import Json
 from backplane.contract.deltas import BROKEN
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
+from backplane.protocol.jsonrpc import Notification
 from backplane.upstream.prices import price_of
-
-SILENT: Final = frozenset(
-    {"status", "session_state_changed", "hook_started", "hook_progress", "ui_invalidate", "thinking_tokens"}
-)
-"""Messages of the system that say nothing about the work."""
 
 REFUSALS: Final = (401, 403)
 """Answers of the model's service that another try does not change, except where a login is renewed for it."""
@@ -33,8 +29,6 @@ RETRIES_REFUSED_MAX: Final = 1
 
 THERE: Final = ("connected", "pending")
 """States of an MCP server whose tools the agent has or will have."""
-
-TASKS: Final = frozenset({"task_started", "task_updated", "task_progress", "task_notification"})
 
 WRITING: Final = {"Write": "file_path", "Edit": "file_path", "MultiEdit": "file_path", "NotebookEdit": "notebook_path"}
 """Tools that change one file → where their input names it."""
@@ -91,6 +85,15 @@ class EventReader(BaseReader):
         """The latest block of it."""
         self._live: dict[str, dict[str, int]] = {}
 
+    def read(self, message: Notification) -> list[AgentEvent]:
+        """Read one message; the system's and the model's own have a kind of their own."""
+        kind, data = message.method, message.params
+        if kind == "system":
+            kind = f"system/{data.get('subtype')}"
+        elif kind == "stream_event" and isinstance(data.get("event"), dict):
+            kind = f"stream/{data['event'].get('type')}" if data.get("parent_tool_use_id") is None else "stream/"
+        return self._read(kind, data)
+
     def _result_of_turn(self, message: dict[str, Any]) -> list[AgentEvent]:
         self.results.append(read_result(message))
         self._open = None  # What a stopped turn left open is not asked anew.
@@ -98,25 +101,20 @@ class EventReader(BaseReader):
 
     # The system ------------------------------------------------------------------------------------------------------
 
-    def _system(self, message: dict[str, Any]) -> list[AgentEvent]:
-        kind = message.get("subtype")
-        if kind == "session_state_changed":
-            self.idle = message.get("state") == "idle"
-        if kind == "background_tasks_changed":
-            self.tasks = sum(one.get("task_type") == "local_agent" for one in mappings(message.get("tasks")))
-            return []
-        if kind in SILENT:
-            return []
-        if kind == "init":
-            return self._session(message)
-        if kind == "api_retry":
-            return self._retry(message)
+    def _state(self, message: dict[str, Any]) -> list[AgentEvent]:
+        self.idle = message.get("state") == "idle"
+        return []
+
+    def _background(self, message: dict[str, Any]) -> list[AgentEvent]:
+        self.tasks = sum(one.get("task_type") == "local_agent" for one in mappings(message.get("tasks")))
+        return []
+
+    def _task(self, message: dict[str, Any]) -> list[AgentEvent]:
         body = {name: value for name, value in message.items() if name not in ("type", "uuid", "session_id")}
-        if kind in TASKS:
-            return [self._make.carried("task", body, f"a task of its own: {str(kind)[5:]}")]
-        if kind == "permission_denied":
-            return [self._make.warning(f"{message.get('tool_name')} was not allowed by the agent itself")]
-        return [self._make.kept("system", message)]
+        return [self._make.carried("task", body, f"a task of its own: {str(message['subtype'])[5:]}")]
+
+    def _not_allowed(self, message: dict[str, Any]) -> list[AgentEvent]:
+        return [self._make.warning(f"{message.get('tool_name')} was not allowed by the agent itself")]
 
     def _limit(self, message: dict[str, Any]) -> list[AgentEvent]:
         """Keep the time at which a limit of the user's plan ends (`rate_limit_event`)."""
@@ -127,18 +125,15 @@ class EventReader(BaseReader):
         return [self._make.kept("rate_limit_event", message)]
 
     def _retry(self, message: dict[str, Any]) -> list[AgentEvent]:
-        self._look_at_refusal(message)
-        names = ("attempt", "max_retries", "retry_delay_ms", "error_status", "error")
-        body = {name: message[name] for name in names if name in message}
-        words = f"the model is asked again ({body.get('error_status') or body.get('error')})"
-        return [self._make.carried("retry", body, words)]
-
-    def _look_at_refusal(self, message: dict[str, Any]) -> None:
         status, attempt = message.get("error_status"), message.get("attempt")
         if status in REFUSALS and isinstance(attempt, int) and attempt > RETRIES_REFUSED_MAX:
             words = f"the model's service refuses the key or login ({status}, {message.get('error')})"
             self.results.append(TurnResult("refused", True, "api_error", status, words, None, False, message))
             self.refused = True
+        names = ("attempt", "max_retries", "retry_delay_ms", "error_status", "error")
+        body = {name: message[name] for name in names if name in message}
+        words = f"the model is asked again ({body.get('error_status') or body.get('error')})"
+        return [self._make.carried("retry", body, words)]
 
     def _session(self, message: dict[str, Any]) -> list[AgentEvent]:
         if self._is_named:
@@ -156,41 +151,29 @@ class EventReader(BaseReader):
 
     # The model --------------------------------------------------------------------------------------------------------
 
-    def _delta(self, message: dict[str, Any]) -> list[AgentEvent]:
-        event = message.get("event")
-        if message.get("parent_tool_use_id") is not None:
-            return []
-        if not isinstance(event, dict):
-            return [self._make.kept("stream_event", message)]
-        kind = event.get("type")
-        if kind == "message_start":
-            return self._begin(event)
-        if kind == "message_delta":
-            return self._end_of_turn(event)
-        if kind == "message_stop":
-            return self._stopped(message.get("abandoned_blocks"))
-        if kind == "content_block_start" and is_count(event.get("index")):
-            self._begun = event["index"]
-        if kind != "content_block_delta" or not isinstance(event.get("delta"), dict):
-            return []
-        delta = event["delta"]
-        if self._open is not None:
-            self._streamed.add(f"{self._open} {delta.get('type')}")
-        if delta.get("type") == "text_delta":
-            return self._piece(delta.get("text"), self._open or self._of or "")
-        if delta.get("type") == "thinking_delta":
-            return self._thoughts(delta.get("thinking"))
-        if delta.get("type") == "signature_delta" and delta.get("signature"):
-            return [self._make.thought("", signature=str(delta["signature"]))]
-        return []
-
-    def _begin(self, event: dict[str, Any]) -> list[AgentEvent]:
-        start = mapping(event.get("message"))
+    def _begin(self, message: dict[str, Any]) -> list[AgentEvent]:
+        start = mapping(message["event"].get("message"))
         id = str(start.get("id"))
         broken = self._broken(id)
         self._open, self._begun = id, -1
         self._count_message(id, start.get("usage"))
         return broken
+
+    def _block_begun(self, message: dict[str, Any]) -> list[AgentEvent]:
+        index = message["event"].get("index")
+        self._begun = index if is_count(index) else self._begun
+        return []
+
+    def _delta(self, message: dict[str, Any]) -> list[AgentEvent]:
+        delta = mapping(message["event"].get("delta"))
+        kind = delta.get("type")
+        if self._open is not None:
+            self._streamed.add(f"{self._open} {kind}")
+        if kind == "signature_delta" and delta.get("signature"):
+            return [self._make.thought("", signature=str(delta["signature"]))]
+        if kind == "thinking_delta":
+            return self._thoughts(delta.get("thinking"))
+        return self._piece(delta.get("text"), self._open or self._of or "") if kind == "text_delta" else []
 
     def _broken(self, id: str) -> list[AgentEvent]:
         """Take back the pieces of a message that never ended, when another takes its place."""
@@ -199,22 +182,20 @@ class EventReader(BaseReader):
             return []
         self._open = None
         if self._chars:
-            return [self._make.taken_back(self._clear())]
+            return self._take_back()
         return [self._make.carried("retry", {"reason": BROKEN}, "the stream broke, and is asked anew")]
 
-    def _stopped(self, abandoned: Json) -> list[AgentEvent]:
+    def _stopped(self, message: dict[str, Any]) -> list[AgentEvent]:
         """The end of the model's stream, also of one that broke: then it names the first block that is not whole."""
-        first = mapping(abandoned).get("from_block_index")
-        if not isinstance(first, int) or self._begun < first:
-            self._open = None
-            return []
+        first = mapping(message.get("abandoned_blocks")).get("from_block_index")
+        is_broken = isinstance(first, int) and self._begun >= first
         # Without words to take back it stays open: only another message shows that it was asked anew.
-        if not self._chars:
-            return []
-        self._open = None
-        return [self._make.taken_back(self._clear())]
+        if self._chars or not is_broken:
+            self._open = None
+        return self._take_back() if is_broken else []
 
-    def _end_of_turn(self, event: dict[str, Any]) -> list[AgentEvent]:
+    def _end_of_turn(self, message: dict[str, Any]) -> list[AgentEvent]:
+        event = message["event"]
         if self._open is not None:
             self._count_message(self._open, event.get("usage"))
         reason, used = mapping(event.get("delta")).get("stop_reason"), self._used_so_far()
@@ -222,7 +203,8 @@ class EventReader(BaseReader):
         return [*events, self._make.turn(reason)] if reason is not None else events
 
     def _assistant(self, message: dict[str, Any]) -> list[AgentEvent]:
-        whole, parent = message.get("message"), _text(message.get("parent_tool_use_id"))
+        whole, parent = message.get("message"), message.get("parent_tool_use_id")
+        parent = parent if isinstance(parent, str) else None
         if not isinstance(whole, dict) or not isinstance(whole.get("content"), list):
             return [self._make.kept("assistant", message)]
         if isinstance(message.get("error"), str):
@@ -239,7 +221,9 @@ class EventReader(BaseReader):
         if not isinstance(block, dict) or kind not in ("text", "thinking", "tool_use"):
             return [self._make.kept(f"block {kind}", block)]
         if kind == "tool_use":
-            return self._called(block, parent)
+            tool = str(block.get("name"))
+            call = OpenCall(str(block.get("id")), tool, self.name(tool), block.get("input"))
+            return [] if tool == STRUCTURED else self._call(call, parent)
         text = str(block.get(kind) or "")
         if parent is not None:
             body = {"parent_tool_use_id": parent, kind: text}
@@ -251,12 +235,6 @@ class EventReader(BaseReader):
         return self._message(text)
 
     # Tools ------------------------------------------------------------------------------------------------------------
-
-    def _called(self, block: dict[str, Any], parent: str | None) -> list[AgentEvent]:
-        id, tool, input = str(block.get("id")), str(block.get("name")), block.get("input")
-        if tool == STRUCTURED:
-            return []
-        return self._call(OpenCall(id, tool, self.name(tool), input), parent)
 
     def _results(self, message: dict[str, Any]) -> list[AgentEvent]:
         rows, events = mappings(message.get("tool_result_meta")), list[AgentEvent]()
@@ -310,15 +288,26 @@ class EventReader(BaseReader):
             return used
         return msgspec.structs.replace(used, estimated_cost_usd=round(sum(known), 9))
 
+    SILENT = (
+        "keep_alive", "tool_progress", "stream/", "system/status", "system/hook_started", "system/hook_progress",
+        "system/ui_invalidate", "system/thinking_tokens",
+    )  # fmt: skip
     READS: ClassVar = {
-        "stream_event": _delta,
+        "stream/message_start": _begin,
+        "stream/content_block_start": _block_begun,
+        "stream/content_block_delta": _delta,
+        "stream/message_delta": _end_of_turn,
+        "stream/message_stop": _stopped,
         "assistant": _assistant,
         "user": _results,
-        "system": _system,
-        "result": _result_of_turn,
-        "keep_alive": BaseReader._silent,
-        "tool_progress": BaseReader._silent,
+        "system/init": _session,
+        "system/session_state_changed": _state,
+        "system/background_tasks_changed": _background,
+        "system/api_retry": _retry,
+        "system/permission_denied": _not_allowed,
+        **dict.fromkeys((f"system/task_{word}" for word in ("started", "updated", "progress", "notification")), _task),
         "rate_limit_event": _limit,
+        "result": _result_of_turn,
     }
 
 
@@ -343,10 +332,6 @@ def said(content: Json) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(one["text"] for one in mappings(content) if isinstance(one.get("text"), str))
-
-
-def _text(value: Json) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _usage(rows: Iterable[Mapping[str, Any]], names: Mapping[str, tuple[str, ...]]) -> Usage | None:

@@ -87,7 +87,7 @@ def arguments(run: Given, options: AgentRow, place: AgentFolders) -> list[str]:
     ]
     # The workspace's own settings could start programs that nobody is asked about.
     made += ["--setting-sources", "user", "--add-dir", order.workspace.root]
-    servers = mcp_servers(run, options)
+    servers = server_rows(run, options.mcp_servers, local={"type": "stdio"}, remote={"type": "http"})
     if servers:
         made += ["--mcp-config", write(place.state, "servers.json", {"mcpServers": servers})]
     schema = order.abp("output_schema")
@@ -134,11 +134,3 @@ def write(folder: str, name: str, value: dict[str, Any]) -> str:
     with open(path, "wb") as file:
         file.write(msgspec.json.encode(value))
     return path
-
-
-def mcp_servers(run: Given, options: AgentRow) -> dict[str, Any]:
-    """The servers of the configuration and of the order, as the program reads them. Raises ConfigError."""
-    return {
-        name: {"type": "http" if "url" in row else "stdio", **row}
-        for name, row in server_rows(run, options.mcp_servers).items()
-    }

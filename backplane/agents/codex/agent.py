@@ -17,10 +17,10 @@ from backplane.agents import hook
 from backplane.agents.calls import OpenCall
 from backplane.agents.codex import answers
 from backplane.agents.codex.reader import EventReader, TurnEnd
-from backplane.agents.codex.start import mcp_servers, needs_hook, thread_of
+from backplane.agents.codex.start import needs_hook, thread_of
 from backplane.agents.events import is_count, mapping, mappings
 from backplane.agents.hooked import Hooked
-from backplane.agents.order import require_price
+from backplane.agents.order import require_price, server_rows
 from backplane.agents.program import BegunProgram
 from backplane.agents.rows import AgentRow
 from backplane.agents.session import Agent as BaseAgent
@@ -58,7 +58,7 @@ class Agent(BaseAgent):
         self._turn_members: dict[str, Json] = {}
         if isinstance(schema, dict) and is_strict(schema):
             self._turn_members["outputSchema"] = schema
-        self._servers = mcp_servers(run, row).keys()
+        self._servers = server_rows(run, row.mcp_servers).keys()
         self._is_kept = session.spec.conversation.kept or row.own_state
         self._is_listed = row.own_state or row.base_url == "https://api.openai.com/v1"
         """True if the model's list price holds, as the service is the vendor's own."""
@@ -75,10 +75,10 @@ class Agent(BaseAgent):
 
     # Opening ----------------------------------------------------------------------------------------------------------
 
-    async def open(self, tasks: anyio.abc.TaskGroup) -> None:
+    async def open(self) -> None:
         """Agree on the protocol, experimental parts included, and open the thread."""
         if self.hooked is not None:
-            await tasks.start(self.hooked.run)
+            await self.session.tasks.start(self.hooked.run)
         agent = await self.must("initialize", OFFER)
         await self.pipe.notify("initialized", {})
         if self.hooked is not None:
@@ -108,9 +108,11 @@ class Agent(BaseAgent):
         return self._ended(ends[-1])
 
     async def add(self, text: str) -> bool:
-        turn = self._turn()
+        turn = self.reader.current
+        if not turn or any(end.turn == turn for end in self.reader.ends):
+            return False
         params: Json = {"threadId": self.reader.thread, "expectedTurnId": turn, "input": _text(text)}
-        return turn is not None and (await self.pipe.call("turn/steer", params, timeout_s=self.answer_s)).fault is None
+        return (await self.pipe.call("turn/steer", params, timeout_s=self.answer_s)).fault is None
 
     async def stop(self) -> bool:
         """End the turn and every command that goes on."""
@@ -119,11 +121,6 @@ class Agent(BaseAgent):
             await self.pipe.call("turn/interrupt", {"threadId": thread, "turnId": turn}, timeout_s=self.answer_s)
             await self.pipe.call("thread/backgroundTerminals/clean", {"threadId": thread}, timeout_s=self.answer_s)
         return bool(turn)
-
-    def _turn(self) -> str | None:
-        """The turn that goes on."""
-        current = self.reader.current
-        return None if not current or any(end.turn == current for end in self.reader.ends) else current
 
     def _ended(self, end: TurnEnd) -> Ending:
         if end.status == "failed":
@@ -170,10 +167,12 @@ class Agent(BaseAgent):
 
     async def _people(self, params: dict[str, Any]) -> Json:
         """Put the agent's questions to a person."""
-        given: dict[str, str] = {}
-        for id, words, options in answers.questions(params):
-            _, given[id] = await self.session.ask_person(words, options)
-        return answers.said(given)
+        given: dict[str, Json] = {}
+        for row in mappings(params.get("questions")):
+            labels = tuple(str(one.get("label")) for one in mappings(row.get("options")))
+            _, text = await self.session.ask_person(str(row.get("question")), labels)
+            given[str(row.get("id"))] = {"answers": [text]}
+        return {"answers": given}
 
     def raw(self) -> dict[str, Json]:
         return {"model": self._model, "session_id": self.reader.thread, "requests": self.reader.spent.requests}

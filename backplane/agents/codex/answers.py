@@ -67,17 +67,3 @@ def hook_answer(refused: str | None) -> Json:
         return {}
     body = {"permissionDecision": "deny", "permissionDecisionReason": f"policy_denied: {refused}"}
     return {"hookSpecificOutput": {"hookEventName": "PreToolUse", **body}}
-
-
-def questions(params: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Read the questions for a person: id, words, options."""
-    made = []
-    for row in mappings(params.get("questions")):
-        labels = tuple(str(one.get("label")) for one in mappings(row.get("options")))
-        made.append((str(row.get("id")), str(row.get("question")), labels))
-    return made
-
-
-def said(answers: Mapping[str, str]) -> Json:
-    """Return a person's answers, by the question's id, in the agent's words."""
-    return {"answers": {id: {"answers": [text]} for id, text in answers.items()}}

@@ -21,16 +21,6 @@ from backplane.contract.events import AgentEvent
 from backplane.protocol.jsonrpc import Notification
 
 USED: Final = "thread/tokenUsage/updated"
-SILENT: Final = frozenset(
-    {"thread/started", "thread/status/changed", "thread/readState/changed", "thread/settings/updated",
-     "turn/diff/updated", "account/updated", "remoteControl/status/changed",
-     "serverRequest/resolved", "item/reasoning/summaryPartAdded", "item/fileChange/outputDelta",
-     "item/fileChange/patchUpdated", "item/plan/delta", "item/mcpToolCall/progress", "thread/name/updated",
-     "item/commandExecution/terminalInteraction", "thread/closed", "hook/started", "hook/completed", "thread/compacted",
-     "thread/environment/connected", "thread/goal/cleared", "skills/changed", "app/list/updated"}
-)  # fmt: skip
-"""Notifications that say nothing about the work, or nothing that an item does not say, too."""
-
 EARLY: Final = frozenset({"warning", "mcpServer/startupStatus/updated"})
 """Notifications that may come of a thread before the answer that names it."""
 
@@ -56,6 +46,14 @@ class TurnEnd(msgspec.Struct, frozen=True):
 class EventReader(BaseReader):
     """Reads the notifications of one thread."""
 
+    SILENT = (
+        "thread/started", "thread/status/changed", "thread/readState/changed", "thread/settings/updated",
+        "turn/diff/updated", "account/updated", "remoteControl/status/changed", "serverRequest/resolved",
+        "item/reasoning/summaryPartAdded", "item/fileChange/", "item/plan/delta", "item/mcpToolCall/progress",
+        "thread/name/updated", "item/commandExecution/terminalInteraction", "thread/closed", "hook/",
+        "thread/compacted", "thread/environment/connected", "thread/goal/cleared", "skills/changed",
+        "app/list/updated",
+    )  # fmt: skip
     QUIET = (("bubblewrap", "PATH"), ("bubblewrap", "namespaces"))  # Its own sandbox is off, whatever it lacks here.
 
     def __init__(self, now: Callable[[], str], root: str) -> None:
@@ -76,13 +74,11 @@ class EventReader(BaseReader):
     def read(self, message: Notification) -> list[AgentEvent]:
         """Read one notification."""
         method, params = message.method, message.params
-        other = params.get("threadId") not in (None, self.thread) and (self.thread or method not in EARLY)
-        if method in self.READS and not other:
-            return self._read(method, params)
-        if method in SILENT or (method == USED and not self.thread):
+        is_other = params.get("threadId") not in (None, self.thread) and (self.thread or method not in EARLY)
+        if is_other and method in self.READS:
             # Before a resumed thread is open, the agent reports the tokens of its earlier runs.
-            return []
-        return [self._make.kept(method, params)]
+            return [] if method == USED and not self.thread else [self._make.kept(method, params)]
+        return self._read(method, params)
 
     def _started(self, params: dict[str, Any]) -> list[AgentEvent]:
         self.current = str(mapping(params.get("turn")).get("id"))

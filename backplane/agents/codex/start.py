@@ -102,7 +102,7 @@ def settings_of(run: Given, options: AgentRow, env: dict[str, str]) -> dict[str,
         # Its commands need no key of its model's service.
         "shell_environment_policy": {"exclude": [options.key_env]} if options.key_env else None,
         "web_search": "disabled" if networked or asked_first else "live",
-        "mcp_servers": mcp_servers(run, options),
+        "mcp_servers": server_rows(run, options.mcp_servers, headers="http_headers"),
         "model_reasoning_effort": own.get("effort"),
         "model_reasoning_summary": own.get("summary"),
         "model_verbosity": own.get("verbosity"),
@@ -124,15 +124,6 @@ def provider_of(options: AgentRow, env: dict[str, str]) -> dict[str, Any]:
         "stream_max_retries": options.retries,
         "supports_websockets": False,
         **({"env_key": key} if key is not None else {}),
-    }
-
-
-def mcp_servers(run: Given, options: AgentRow) -> dict[str, Any]:
-    """The servers of the configuration and of the order, as the program reads them. Raises ConfigError."""
-    names = {"headers": "http_headers"}
-    return {
-        server: {names.get(name, name): value for name, value in row.items()}
-        for server, row in server_rows(run, options.mcp_servers).items()
     }
 
 

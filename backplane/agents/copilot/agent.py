@@ -10,8 +10,6 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio.abc
-
 from backplane.agents.calls import OpenCall
 from backplane.agents.copilot.reader import EVENT, EventReader
 from backplane.agents.copilot.start import address_of, model_of
@@ -51,7 +49,6 @@ class Agent(BaseAgent):
         self._is_kept = session.spec.conversation.kept or row.own_state
         self.pipe = session.pipe(child, self, hear=self.hear, peer=FramedPeer())
         self._id, self._version = "", ""
-        self._tasks: anyio.abc.TaskGroup | None = None
 
     @classmethod
     def spec(cls, row: AgentRow, run: HostRun) -> RunSpec:
@@ -66,14 +63,13 @@ class Agent(BaseAgent):
         event = mapping(message.params.get("event")) if message.method == EVENT else {}
         # Trying again in vain is no sign of life.
         await self.session.hear(message, is_sign=event.get("type") != "assistant.turn_retry")
-        if event.get("type") == "permission.requested" and self._tasks is not None:
-            self._tasks.start_soon(self._permit, mapping(event.get("data")))
+        if event.get("type") == "permission.requested":
+            self.session.tasks.start_soon(self._permit, mapping(event.get("data")))
 
     # Opening ----------------------------------------------------------------------------------------------------------
 
-    async def open(self, tasks: anyio.abc.TaskGroup) -> None:
+    async def open(self) -> None:
         """Agree on the protocol, and open the session."""
-        self._tasks = tasks
         said = await self.must("connect", {"supportedTaskKinds": ["agent", "client", "shell"]})
         if said.get("protocolVersion") != PROTOCOL_VERSION:
             fact = f"the agent speaks protocol version {said.get('protocolVersion')}, not {PROTOCOL_VERSION}"
@@ -183,11 +179,13 @@ class Agent(BaseAgent):
 def session_of(run: Given, options: AgentRow, env: dict[str, str]) -> dict[str, Any]:
     """The order in the members of the call that opens the session. Raises ConfigError."""
     own = own_settings(run, "copilot", SETTINGS)
+    local, remote = ({"type": kind, "tools": ["*"]} for kind in ("local", "http"))
+    servers = server_rows(run, options.mcp_servers, local=local, remote=remote)
     params: dict[str, Any] = {
         "model": model_of(run, options),
         "workingDirectory": run.order.workspace.root,
         "provider": provider_of(options, env),
-        "mcpServers": mcp_servers(run, options) or None,
+        "mcpServers": servers or None,
         "reasoningEffort": own.get("effort"),
         "systemMessage": {"mode": "append", "content": own["system"]} if own.get("system") else None,
         "hooks": True,
@@ -216,14 +214,6 @@ def provider_of(options: AgentRow, env: dict[str, str]) -> dict[str, Any] | None
     if options.service != "anthropic":
         made["wireApi"] = options.wire_api
     return {name: value for name, value in made.items() if value is not None}
-
-
-def mcp_servers(run: Given, options: AgentRow) -> dict[str, Any]:
-    """The servers of the configuration and of the order, as the session takes them. Raises ConfigError."""
-    return {
-        name: {"type": "http" if "url" in row else "local", "tools": ["*"], **row}
-        for name, row in server_rows(run, options.mcp_servers).items()
-    }
 
 
 def turn_of(run: Given, options: AgentRow) -> dict[str, Any]:

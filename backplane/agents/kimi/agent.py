@@ -56,7 +56,6 @@ class Agent(BaseAgent):
         self._config = {"model": MODEL, "permission_mode": "manual", **self._config}
         self._id = ""
         self._subscribed = anyio.Event()
-        self._tasks: anyio.abc.TaskGroup | None = None
 
     @staticmethod
     def image(media_type: str, data: str) -> Json:
@@ -77,17 +76,16 @@ class Agent(BaseAgent):
         # Trying again in vain is no sign of life.
         await self.session.hear(message, is_sign=kind != "turn.step.retrying")
         ask = {"permission.approval.requested": self._permit, "event.question.requested": self._people}.get(kind)
-        if ask is not None and self._tasks is not None:
-            self._tasks.start_soon(ask, message.params)
+        if ask is not None:
+            self.session.tasks.start_soon(ask, message.params)
 
     # Opening ----------------------------------------------------------------------------------------------------------
 
-    async def open(self, tasks: anyio.abc.TaskGroup) -> None:
+    async def open(self) -> None:
         """Find the server, and open the session."""
-        self._tasks = tasks
-        await tasks.start(self.hooked.run)
+        await self.session.tasks.start(self.hooked.run)
         await self.server.find()
-        tasks.start_soon(self.server.drain)
+        self.session.tasks.start_soon(self.server.drain)
         asked = self.session.spec.conversation
         if asked.wanted is None:
             body = {"metadata": {"cwd": self.session.root}, "agent_config": self._config}
