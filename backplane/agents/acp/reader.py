@@ -17,6 +17,7 @@ from backplane.agents.events import exit_code, is_count, mapping, mappings, plai
 from backplane.agents.gate import ToolRequest, command_of
 from backplane.agents.gemini.record import Record
 from backplane.agents.reader import EventReader as BaseReader
+from backplane.agents.reader import counts_of
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import Usage
@@ -238,10 +239,7 @@ class EventReader(BaseReader):
     @property
     def is_broken(self) -> bool:
         """Return True if the turn ended with text that is no answer in the agent's record, or one without tokens."""
-        record = self._record
-        if record is None or not record.is_there or not "".join(self._pieces).strip():
-            return False
-        return record.is_unended or not record.has_words
+        return self._record is not None and self._record.is_broken and bool("".join(self._pieces).strip())
 
     # Tools ------------------------------------------------------------------------------------------------------------
 
@@ -414,25 +412,21 @@ def read_usage(usage: Json) -> TokenCounts | None:
 
     Some agents count cached tokens and thinking beside input and output, others in them: the total tells.
     """
-    told = mapping(usage)
-    counters = {
-        ours: told[theirs] for ours, names in _COUNTERS.items() for theirs in names if is_count(told.get(theirs))
-    }
-    total = told.get("totalTokens")
-    if is_count(total) and "input" in counters and "output" in counters:
-        cached = counters.get("cache_read", 0) + counters.get("cache_write", 0)
-        thought = counters.get("reasoning", 0)
-        more = total - counters["input"] - counters["output"]
-        counters["input"] += cached if more in (cached, cached + thought) else 0
-        counters["output"] += thought if more in (thought, cached + thought) else 0
+    told = {_SNAKE.get(name, name): count for name, count in mapping(usage).items()}
+    counts, total = counts_of([told], _COUNTERS), told.get("totalTokens", "")
+    input, output, thought = counts.input, counts.output, counts.reasoning or 0
+    cached = (counts.cache_read or 0) + (counts.cache_write or 0)
+    if is_count(total) and input is not None and output is not None:
+        more = total - input - output
+        input += cached if more in (cached, cached + thought) else 0
+        output += thought if more in (thought, cached + thought) else 0
     # An agent that knows nothing prints zeros.
-    return TokenCounts(**counters) if any(counters.values()) else None
+    is_known = any((input, output, cached, thought))
+    return msgspec.structs.replace(counts, input=input, output=output) if is_known else None
 
 
+_SNAKE: Final = {"input_tokens": "inputTokens", "output_tokens": "outputTokens"}
 _COUNTERS: Final = {
-    "input": ("inputTokens", "input_tokens"),
-    "output": ("outputTokens", "output_tokens"),
-    "cache_read": ("cachedReadTokens",),
-    "cache_write": ("cachedWriteTokens",),
-    "reasoning": ("thoughtTokens",),
-}
+    "input": ("inputTokens",), "output": ("outputTokens",), "cache_read": ("cachedReadTokens",),
+    "cache_write": ("cachedWriteTokens",), "reasoning": ("thoughtTokens",),
+}  # fmt: skip

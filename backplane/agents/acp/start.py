@@ -40,14 +40,11 @@ def require_effect(run: HostRun, profile: AgentRow) -> None:
         ConfigError: `config_invalid`, a member of the order that nobody knows, or a budget without prices.
     """
     own_settings(run, run.host.id, ())
-    counted = profile.usage in ("chunks", "record") or behind_key_proxy()
     limits = {"max_budget_usd": run.order.config.max_budget_usd, "abp.budget_tokens": run.order.abp("budget_tokens")}
-    for name, limit in limits.items():
-        if limit is not None and not counted:
-            fact = (
-                f"{name} would have no effect: this agent does not tell what each call takes, and no key_proxy sees it"
-            )
-            raise BackendError("capability_unsupported", fact, hint="leave it out")
+    limited = [name for name, limit in limits.items() if limit is not None]
+    if limited and profile.usage not in ("chunks", "record") and not behind_key_proxy():
+        why = "this agent does not tell what each call takes, and no key_proxy sees it"
+        raise BackendError("capability_unsupported", f"{limited[0]} would have no effect: {why}", hint="leave it out")
     require_able(run, profile)
     require_price(run, profile.prices)
 
@@ -97,12 +94,12 @@ def variables_of(profile: AgentRow, env: Mapping[str, str], address: str | None)
     Raises:
         ConfigError: `config_invalid`, the environment names another address than that of the key's proxy.
     """
-    told = {name for name, value in profile.env.items() if BASE_URL in value}
-    named = sorted(told & env.keys())
+    addresses = {name for name, value in profile.env.items() if BASE_URL in value}
+    named = sorted(addresses & env.keys())
     if named and behind_key_proxy():
         fact = f"{named[0]} names an address of the model's service, of which the key proxy knows nothing"
         raise ConfigError("config_invalid", fact, hint="with key_proxy name it by options = { base_url = … }")
-    own = {name: value for name, value in profile.env.items() if name not in told or (address and name not in env)}
+    own = {name: value for name, value in profile.env.items() if name not in addresses or (address and name not in env)}
     return {name: _at(address, value) for name, value in {**env, **own}.items()}
 
 

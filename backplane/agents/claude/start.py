@@ -78,20 +78,15 @@ def arguments(run: Given, options: AgentRow, place: AgentFolders) -> list[str]:
     if own.get("effort") not in (None, *EFFORTS):
         fact = f"config.vendor.claude.effort is {own['effort'][:80]!r}"
         raise ConfigError("config_invalid", fact, hint=f"known are {', '.join(EFFORTS)}")
-    made = [
-        *ARGUMENTS,
-        "--tools",
-        ",".join(tool for tool in OFFERED if tool not in withheld(run)),
-        "--settings",
-        write(place.state, "settings.json", settings_of(run)),
-    ]
-    # The workspace's own settings could start programs that nobody is asked about.
-    made += ["--setting-sources", "user", "--add-dir", order.workspace.root]
     servers = server_rows(run, options.mcp_servers, local={"type": "stdio"}, remote={"type": "http"})
-    if servers:
-        made += ["--mcp-config", write(place.state, "servers.json", {"mcpServers": servers})]
     schema = order.abp("output_schema")
-    told = {
+    given = {
+        "--tools": ",".join(offered(run)),
+        "--settings": write(place.state, "settings.json", settings_of(run)),
+        # The workspace's own settings could start programs that nobody is asked about.
+        "--setting-sources": "user",
+        "--add-dir": order.workspace.root,
+        "--mcp-config": write(place.state, "servers.json", {"mcpServers": servers}) if servers else None,
         "--model": order.config.model,
         "--max-turns": order.config.max_turns,
         "--max-budget-usd": order.config.max_budget_usd,
@@ -99,22 +94,16 @@ def arguments(run: Given, options: AgentRow, place: AgentFolders) -> list[str]:
         "--resume": asked.wanted,
         **{SETTINGS[name]: value for name, value in own.items()},
     }
-    made += [word for name, value in told.items() if value is not None for word in (name, str(value))]
-    if asked.fork:
-        made.append("--fork-session")
-    if not (asked.kept or options.own_state):
-        made.append("--no-session-persistence")
-    return made
+    made = [*ARGUMENTS, *(word for name, value in given.items() if value is not None for word in (name, str(value)))]
+    made += ["--fork-session"] if asked.fork else []
+    return made if asked.kept or options.own_state else [*made, "--no-session-persistence"]
 
 
-def withheld(run: Given) -> frozenset[str]:
-    """Return the tools that the policy forbids by name; they are not offered to the model."""
-    names: set[str] = set()
-    for tool in OFFERED:
-        decision = run.policy.decide_tool_call(tool, {}, root=run.order.workspace.root, aliases=ALIASES)
-        if decision.rule is not None and decision.rule.name in ("allowed_tools", "disallowed_tools"):
-            names |= {tool} if decision.allowed == "deny" else set()
-    return frozenset(names)
+def offered(run: Given) -> list[str]:
+    """Return the tools that the model is offered: all but those that the policy forbids by name."""
+    root, by_name = run.order.workspace.root, ("allowed_tools", "disallowed_tools")
+    rulings = [(tool, run.policy.decide_tool_call(tool, {}, root=root, aliases=ALIASES)) for tool in OFFERED]
+    return [tool for tool, one in rulings if one.allowed != "deny" or one.rule is None or one.rule.name not in by_name]
 
 
 def settings_of(run: Given) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.agents.events import is_count, mapping, mappings
+from backplane.agents.reader import counts_of
 from backplane.dialects.ir import TokenCounts
 
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -83,13 +84,9 @@ class Record:
                 self._take(line)
 
     @property
-    def is_there(self) -> bool:
-        return self._path is not None
-
-    @property
-    def has_words(self) -> bool:
-        """True if an answer was written since `words` was called."""
-        return any(self._words)
+    def is_broken(self) -> bool:
+        """True if it has no words of an answer since `words` was called, or has its last answer without an end."""
+        return self._path is not None and (self.is_unended or not any(self._words))
 
     def words(self) -> str:
         """Return the recorded words of the model since the last call."""
@@ -119,7 +116,7 @@ class Record:
             self.outputs[str(answer.get("id"))] = read_output(str(answer.get("name")), mapping(answer.get("response")))
 
     def _count(self, tokens: dict[str, Any], *, has_words: bool) -> None:
-        usage = _usage(tokens)
+        usage = counts_of([tokens], _COUNTERS) if is_count(tokens.get("input")) else TokenCounts()
         self.is_unended = has_words and not usage.output and self._has_tokens
         self._has_tokens = self._has_tokens or bool(usage.output)
         self.requests.append(usage)
@@ -149,9 +146,6 @@ class Record:
         path.with_name(name).write_bytes(path.read_bytes().replace(id.encode(), made.encode()))
         return made
 
-    def has(self, id: str) -> bool:
-        return bool(self._files(id))
-
 
 def home_of(config: str | None) -> Path:
     """The agent's folder: below ours, or the user's own."""
@@ -175,11 +169,6 @@ def read_output(tool: str, response: dict[str, Any]) -> Output:
     return Output("" if words == "(empty)" else words, int(code) if code.lstrip("-").isdigit() else None)
 
 
-def _usage(tokens: dict[str, Any]) -> TokenCounts:
-    told = {name: tokens[name] for name in ("input", "output", "cached", "thoughts") if is_count(tokens.get(name))}
-    if "input" not in told:
-        return TokenCounts()
-    output = told["output"] + told.get("thoughts", 0) if "output" in told else None
-    return TokenCounts(
-        input=told["input"], output=output, cache_read=told.get("cached"), reasoning=told.get("thoughts")
-    )
+_COUNTERS: Final = {
+    "input": ("input",), "output": ("output", "thoughts"), "cache_read": ("cached",), "reasoning": ("thoughts",),
+}  # fmt: skip

@@ -13,7 +13,7 @@ import anyio.abc
 
 from backplane.agents import hook
 from backplane.agents.events import mapping, mappings
-from backplane.agents.gate import ToolRequest
+from backplane.agents.gate import ToolRequest, ToolVerdict
 from backplane.agents.hooked import Hooked
 from backplane.agents.kimi.reader import EventReader
 from backplane.agents.kimi.server import KimiServer
@@ -34,8 +34,8 @@ TOOLS: Final = {
     "Read": "read_file", "Write": "write_file", "Edit": "edit_file", "Bash": "bash", "Glob": "glob", "Grep": "grep",
     "FetchURL": "web_fetch", "WebSearch": "web_search", "AskUserQuestion": "ask_user",
 }  # fmt: skip
-SETTINGS: Final = {"thinking": "thinking"}
-"""Settings of an order under `config.vendor.kimi` → the session's name for each."""
+SETTINGS: Final = ("thinking",)
+"""Settings of an order under `config.vendor.kimi`; the session has them by the same names."""
 EVENTS_S: Final = 30.0
 """Seconds for the agent's server to confirm the subscription to its events."""
 
@@ -51,9 +51,8 @@ class Agent(BaseAgent):
         super().__init__(session, EventReader(session.run.now, session.root, TOOLS))
         self.server = KimiServer(child, self.hear)
         self.hooked = Hooked(begun.env[hook.SOCKET], self._hook)
-        own = own_settings(session.run, "kimi", SETTINGS)
-        self._config = {SETTINGS[name]: value for name, value in own.items() if value is not None}
-        self._config = {"model": MODEL, "permission_mode": "manual", **self._config}
+        own = {name: value for name, value in own_settings(session.run, "kimi", SETTINGS).items() if value is not None}
+        self._config = {"model": MODEL, "permission_mode": "manual", **own}
         self._id = ""
         self._subscribed = anyio.Event()
 
@@ -139,23 +138,26 @@ class Agent(BaseAgent):
     # Its questions ----------------------------------------------------------------------------------------------------
 
     async def _hook(self, said: dict[str, Any]) -> Json:
-        asked = (str(said.get("tool_call_id")), str(said.get("tool_name")), said.get("tool_input"))
-        return await self.session.attend(self._before(*asked), None)
-
-    async def _before(self, id: str, tool: str, input: Json) -> Json:
         """Decide about a call before it runs."""
-        refused = await self._refusal(id, tool, input)
-        return _answer("allow") if refused is None else _answer("deny", refused)
+        asked = (str(said.get("tool_call_id")), str(said.get("tool_name")), said.get("tool_input"))
+        verdict = await self.session.attend(self._verdict(*asked), None)
+        if verdict is None:
+            return None
+        answer = {"permissionDecision": "allow", "permissionDecisionReason": ""}
+        if verdict.refused is not None:
+            answer = {"permissionDecision": "deny", "permissionDecisionReason": verdict.refused}
+        return {"hookSpecificOutput": {"hookEventName": "PreToolUse", **answer}}
 
-    async def _refusal(self, id: str, tool: str, input: Json) -> str | None:
-        """Report a call, and return why it may not run; None if it may."""
+    async def _verdict(self, id: str, tool: str, input: Json) -> ToolVerdict | None:
+        """Report a call, and decide about it."""
         request = ToolRequest(id=id, tool=tool, name=self.reader.name(tool), input=input)
-        return (await self.decide(self.reader.call(id, tool, input), request)).refused
+        return await self.decide(self.reader.call(id, tool, input), request)
 
     async def _permit(self, asked: dict[str, Any]) -> None:
         """Answer for an approval: what was decided at the call's hook holds; it is asked here where that could not."""
         call = (str(asked.get("toolCallId")), str(asked.get("toolName")), asked.get("toolInput"))
-        refused = await self.session.attend(self._refusal(*call), "the turn was stopped")
+        verdict = await self.session.attend(self._verdict(*call), None)
+        refused = "the turn was stopped" if verdict is None else verdict.refused
         body = {"decision": "approved"} if refused is None else {"decision": "rejected", "feedback": refused}
         await self.server.call("POST", f"/sessions/{self._id}/approvals/{asked.get('id')}", body)
 
@@ -179,8 +181,3 @@ class Agent(BaseAgent):
 
     def raw(self) -> dict[str, Json]:
         return {"session_id": self._id, "model": MODEL, "requests": self.reader.spent.requests}
-
-
-def _answer(decision: str, reason: str = "") -> Json:
-    said = {"permissionDecision": decision, "permissionDecisionReason": reason}
-    return {"hookSpecificOutput": {"hookEventName": "PreToolUse", **said}}
