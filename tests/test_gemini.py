@@ -189,3 +189,11 @@ def test_an_answer_of_a_service_that_tells_no_tokens_is_whole(reader: EventReade
     write(record, {**answer("a", "whole"), "tokens": None})
     reader.recorded()
     assert not reader.is_broken
+
+
+def test_words_that_are_recorded_before_they_come_are_no_broken_stream(reader: EventReader, record: Record) -> None:
+    write(record, answer("a", "whole", input=7))
+    reader.asked({"toolCallId": "run_shell_command__call_1", "kind": "execute", "title": "ls"})
+    says(reader, "whole")
+    reader.recorded()
+    assert not reader.is_broken

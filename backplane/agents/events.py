@@ -31,7 +31,7 @@ SHELLS: Final = ("bash", "sh", "zsh", "dash", "ash")
 
 
 class EventFactory:
-    """Maker of events, each with the time of its making.
+    """Makes events, each with the time at which it is made.
 
     Args:
         now: gives that time.

@@ -1,4 +1,4 @@
-"""How long a run waits for a limit of its model's service, within what the order allows. Pure but for the clock."""
+"""Decides how long a run waits for a limit of its model's service, as far as the order allows."""
 
 from __future__ import annotations
 

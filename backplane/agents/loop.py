@@ -180,7 +180,7 @@ def _shown(toolbox: Toolbox, path: str) -> str:
 
 
 class Account(EventReader):
-    """What the calls of the model used; there is nothing else to read, as the agent tells what it does itself."""
+    """Counts what the calls of the model used; the agent itself reports everything else."""
 
     has_called = False
     """True if a call of the model was begun; one that failed may have cost something."""

@@ -138,7 +138,7 @@ def without_version(base_url: str | None) -> str | None:
 def environment_of(
     run: Given, place: AgentFolders, own: Mapping[str, str | None], quiet: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the environment of the agent's program: the user's, then ours over it, then the order's variables.
+    """Return the environment of the agent's program: the user's variables, ours over them, the order's over both.
 
     Args:
         own: set whatever the user has; one that is None is not.

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import importlib
 import re
-import shutil
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -66,7 +63,7 @@ async def drive(run: HostRun, package: str, options: Any) -> Done:
     if run.order.config.max_budget_usd == 0:
         await run.error("the limit of 0 USD (max_budget_usd)", "policy_denied")
         return Done(outcome="partial")
-    async with _state() as state:
+    with tempfile.TemporaryDirectory(prefix="backplane-agent-", ignore_cleanup_errors=True) as state:
         started: Started = importlib.import_module(f"{package}.start").start(options, run, state)
         argv, env = started
         async with open_child(StartCommand(argv=argv, env=env, cwd=run.order.workspace.root)) as child:
@@ -82,16 +79,6 @@ async def drive(run: HostRun, package: str, options: Any) -> Done:
             finally:
                 with anyio.CancelScope(shield=True):
                     await child.stop(grace_s=max(min(run.grace_s * CANCEL_SHARE - LADDER_S, STOP_GRACE_S), 0.1))
-
-
-@asynccontextmanager
-async def _state() -> AsyncIterator[str]:
-    folder = tempfile.mkdtemp(prefix="backplane-agent-")
-    try:
-        yield folder
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def first_of(error: BaseException) -> BaseException:

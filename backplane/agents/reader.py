@@ -96,9 +96,6 @@ class EventReader:
             return read(self, data)
         return [] if kind.startswith(self.SILENT) else [self._make.kept(kind, data)]
 
-    def _silent(self, data: dict[str, Any]) -> list[AgentEvent]:
-        return []
-
     def _failed(self, words: Json, label: Json, status: Json) -> None:
         """Note why the turn failed, by the agent's own account."""
         known = status if is_count(status) else None

@@ -242,7 +242,7 @@ class AgentRun:
         self._questions: set[anyio.CancelScope] = set()
         self._cut: Ending | None = None
         self._limits, self._acted = LimitWait(float(run.order.abp("wait_for_limit_s") or 0)), False
-        """What the run may wait for, and whether the agent has called a tool."""
+        """The waits that the order allows; True if the agent has called a tool."""
         self._limited = anyio.Event()
         self._structured: list[Json] = []
         self._changed, self._over = anyio.Event(), anyio.Event()
@@ -291,13 +291,11 @@ class AgentRun:
 
     def hold_limits(self) -> None:
         """End the run where a limit of the order is reached."""
-        limit = self.limit()
-        if limit is not None:
-            self.cut(limit)
+        self.cut(self.limit())
 
-    def cut(self, ending: Ending) -> None:
-        """End the run in the middle of a turn; the first reason for it counts."""
-        if self._cut is None:
+    def cut(self, ending: Ending | None) -> None:
+        """End the run in the middle of a turn; the first reason for it counts, and None is no reason."""
+        if self._cut is None and ending is not None:
             self._cut = ending
             self._limited.set()
 
@@ -500,8 +498,8 @@ class AgentRun:
             return None
         if budget is not None and spent.micros is None:
             return limited("budget", UNCOUNTED)
-        if budget is not None and spent.micros is not None and spent.micros > budget:
-            words = f"{spent.micros / MICROS:g} USD spent of {budget / MICROS:g} (max_budget_usd)"
+        if budget is not None and (spent.micros or 0) > budget:
+            words = f"{(spent.micros or 0) / MICROS:g} USD spent of {budget / MICROS:g} (max_budget_usd)"
             return limited("budget", words)
         if turns_max is not None and spent.requests >= turns_max and self.agent.reader.goes_on:
             return limited("max_turns", f"the limit of {turns_max} turns (max_turns)")

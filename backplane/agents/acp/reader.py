@@ -185,8 +185,8 @@ class EventReader(BaseReader):
 
     def _message(self, text: Json = None) -> list[AgentEvent]:
         """Report the message whose pieces came, if there is one."""
-        whole, said = "".join(self._pieces), self._record.words() if self._record is not None else ""
-        kept = whole.rstrip()
+        whole = "".join(self._pieces)
+        said, kept = self._record.words() if self._record is not None and whole else "", whole.rstrip()
         if not said or said == kept or not kept.endswith(said):
             return super()._message()
         # It asked its model again without a word of it: what came before is no part of the answer.

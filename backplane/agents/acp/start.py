@@ -33,7 +33,7 @@ from backplane.host import HostRun
 
 
 def require_effect(run: HostRun, profile: AgentRow) -> None:
-    """Refuse an order that asks for what this agent has no setting for, before anything is started.
+    """Refuse an order with a wish that this agent cannot carry out, before its program is started.
 
     Raises:
         BackendError: `capability_unsupported`.

@@ -1,4 +1,4 @@
-"""Reader of Claude Code's messages: it makes events of the contract.
+"""Reads Claude Code's messages as events of the contract.
 
 Deltas come as the model's own stream, then each block of a message once more whole; results of tools come as messages
 of the user. Words of a sub-agent are told as those of a task; what the contract has no word for is kept as it came.

@@ -1,4 +1,4 @@
-"""Reader of Codex's notifications: it makes events of the contract.
+"""Reads Codex's notifications as events of the contract.
 
 An item is told when it begins and again when it is whole; its deltas between. A call is told once, and its result
 once. Whatever has no word in the contract is kept as it came.

@@ -1,4 +1,4 @@
-"""Copilot's headless server: one session, prompts in it, hooks before and after its tools, questions, an abort.
+"""Drives Copilot's headless server: a session, prompts, hooks before and after its tools, questions, an abort.
 
 Every tool call is put to the control plane by the agent's hook before it runs, with an input that may be changed; what
 the agent asks for beside that, without a hook, is decided by the call that it belongs to, and refused where there is

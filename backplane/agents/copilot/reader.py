@@ -1,4 +1,4 @@
-"""Reader of the events of Copilot's session: it makes events of the contract.
+"""Reads the events of Copilot's session as events of the contract.
 
 An answer comes in deltas and then whole, a call when it starts and when it is over. A sub-agent's words are no answer
 of the run and are kept as they came; its calls are told like any other, below the call that began it.
@@ -24,7 +24,7 @@ SILENT: Final = frozenset({"session.lifecycle", "host.event"})
 SILENT_KINDS: Final = (
     "model.", "hook.", "permission.", "user_input.", "external_tool.", "pending_messages.", "session.", "user.",
     "system.", "sandbox.", "skill.", "assistant.turn_", "assistant.streaming_delta", "assistant.tool_call_delta",
-    "assistant.message_start", "assistant.idle", "agent.interrupted", "abort",
+    "assistant.message_start", "tool.execution_partial_result", "assistant.idle", "agent.interrupted", "abort",
 )  # fmt: skip
 """Beginnings of kinds of events that say nothing about the work, or repeat what another says; some hold the prompt."""
 
@@ -172,7 +172,6 @@ class EventReader(BaseReader):
         "assistant.usage": _used,
         "assistant.turn_retry": _retry,
         "tool.execution_start": _started,
-        "tool.execution_partial_result": BaseReader._silent,
         "tool.shell_output": _written,
         "tool.execution_complete": _ended,
         "session.error": _error,

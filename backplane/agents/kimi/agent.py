@@ -1,4 +1,4 @@
-"""Kimi's agent on its local server: one session, prompts, a hook before each tool, questions, an abort.
+"""Drives Kimi's local server: a session, prompts, a hook before each tool, questions, an abort.
 
 Every tool call is put to the control plane by the agent's hook, whose question names the call; what the agent asks to
 be approved beside that goes by what was decided there. What its program is told beside that is `start`'s affair.

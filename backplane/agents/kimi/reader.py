@@ -1,4 +1,4 @@
-"""Reader of the events of Kimi's session: it makes events of the contract.
+"""Reads the events of Kimi's session as events of the contract.
 
 An answer comes in deltas, and its step says when it is whole; a call is told when it starts or is asked about, which
 ever comes first. A sub-agent's words are kept as they came, and are no answer of the run.
@@ -20,7 +20,8 @@ from backplane.protocol.jsonrpc import Notification
 
 SILENT: Final = (
     "agent.", "context.", "event.", "session.", "prompt.", "permission.", "turn.started", "turn.step.started",
-    "tool.call.delta", "tool.list.updated", "server_hello", "ack", "hook.", "shell.", "subagent.", "mcp.", "error",
+    "turn.step.interrupted", "tool.call.delta", "tool.list.updated", "server_hello", "ack", "hook.", "shell.",
+    "subagent.", "mcp.", "error",
 )  # fmt: skip
 """Beginnings of kinds of events that say nothing about the work, or repeat what another says."""
 MAIN: Final = "main"
@@ -144,7 +145,6 @@ class EventReader(BaseReader):
         "agent.status.updated": _status,
         "turn.step.completed": _step,
         "turn.step.retrying": _retry,
-        "turn.step.interrupted": BaseReader._silent,
         "tool.call.started": _started,
         "tool.progress": _written,
         "tool.result": _ended,
