@@ -55,61 +55,65 @@ def held_key_of(
         ConfigError: `config_invalid`, a proxy would have no effect.
     """
     if declared.model_backend is not None:
-        return _by_other_service(name, declared, declared.model_backend, settings, agent, environ)
+        key_env, base_url = _asked(name, f"leave model_backend out of [backends.{name}]", declared, agent, None)
+        return _by_other_service(name, declared.model_backend, HeldKey(key_env, base_url), settings, environ)
     wanted = settings.key_proxy if declared.key_proxy is None else declared.key_proxy
     has_none = (agent is None and service is None) or (service is not None and not service.variables)
     if not wanted or (declared.key_proxy is None and has_none):
         return None
-    if declared.remote:
-        raise _without_proxy(name, "the host works on another machine, which a proxy of this one does not reach")
-    if agent is not None and agent.own_state:
-        raise _without_proxy(name, "with own_state the agent has a login of its own")
-    if service is not None and service.has_key_headers:
-        raise _without_proxy(name, "its headers carry keys, and a proxy that of key_env alone")
-    asked = agent or service
-    if asked is None:
-        raise _without_proxy(name, "nobody knows which key its host needs, and for which service")
-    if asked.key_env is None or asked.base_url is None:
-        raise _without_proxy(name, "nothing says which variable has the key (key_env) and for which service (base_url)")
-    if agent is not None and not agent.is_told(declared.env):
-        raise _without_proxy(name, "nothing tells the agent where to ask: put {base_url} into env or options")
-    parts = urlsplit(asked.base_url)
-    if parts.username is not None or parts.query or parts.fragment:
-        raise _without_proxy(name, "base_url is no plain address, as https://host/v1")
+    key_env, base_url = _asked(name, f"set key_proxy = false in [backends.{name}]", declared, agent, service)
     prices = service.prices if service is not None else agent.prices if agent is not None else None
     if prices is not None:
         from backplane.upstream.cost import read_price  # Imported here, as its table of prices is slow to build.
 
         read_price(prices, f"[backends.{name}] options.prices")
-    return HeldKey(asked.key_env, asked.base_url, service is not None and service.key_in_query, prices)
+    return HeldKey(key_env, base_url, service is not None and service.key_in_query, prices)
 
 
-def _by_other_service(
-    name: str, declared: BackendSettings, route: str, settings: Settings, agent: rows.AgentRow | None,
-    environ: Mapping[str, str],
-) -> HeldKey:  # fmt: skip
-    """Return the services that answer in place of the agent's own.
+def _asked(
+    name: str, fix: str, declared: BackendSettings, agent: rows.AgentRow | None, service: presets.Service | None
+) -> tuple[str, str]:
+    """Return the variable of a host's key, and the address of the service that takes the key.
+
+    Args:
+        fix: the next step of the error.
 
     Raises:
-        ConfigError: `config_invalid`, it would have no effect; `backend_not_found`, there is no such service.
+        ConfigError: `config_invalid`, a proxy would have no effect.
+    """
+    asked = agent or service
+    key_env, base_url = (asked.key_env, asked.base_url) if asked is not None else (None, None)
+    if declared.remote:
+        why = "the host works on another machine, which a proxy of this one does not reach"
+    elif agent is not None and agent.own_state:
+        why = "with own_state the agent has a login of its own"
+    elif service is not None and service.has_key_headers:
+        why = "its headers carry keys, and a proxy that of key_env alone"
+    elif asked is None:
+        why = "nobody knows which key its host needs, and for which service"
+    elif key_env is None or base_url is None:
+        why = "nothing says which variable has the key (key_env) and for which service (base_url)"
+    elif agent is not None and not agent.is_told(declared.env):
+        why = "nothing tells the agent where to ask: put {base_url} into env or options"
+    elif (parts := urlsplit(base_url)).username is not None or parts.query or parts.fragment:
+        why = "base_url is no plain address, as https://host/v1"
+    else:
+        return key_env, base_url
+    fact = f"[backends.{name}] a proxy would have no effect: {why}"
+    raise ConfigError("config_invalid", fact, hint=f"give options = {{ key_env = …, base_url = … }}, or {fix}")
+
+
+def _by_other_service(name: str, route: str, own: HeldKey, settings: Settings, environ: Mapping[str, str]) -> HeldKey:
+    """Return an agent's own key with the services that answer in place of the agent's service.
+
+    Raises:
+        ConfigError: `backend_not_found`, there is no such service.
         BackendError: `backend_unavailable`, the service's key is not set.
     """
     # Imported here, as most backends need no HTTP client.
     from backplane.config import GatewaySettings
     from backplane.gateway.routes import ModelRoutes
 
-    why = None
-    if agent is None or agent.key_env is None or agent.base_url is None:
-        why = "its host asks no service with a key_env and a base_url"
-    elif declared.remote:
-        why = "the host works on another machine, which a proxy of this one does not reach"
-    elif agent.own_state:
-        why = "with own_state the agent has a login of its own"
-    elif not agent.is_told(declared.env):
-        why = "nothing tells the agent where to ask: put {base_url} into env or options"
-    if why is not None or agent is None or agent.key_env is None or agent.base_url is None:
-        fix = f"leave it out of [backends.{name}]"
-        raise ConfigError("config_invalid", f"[backends.{name}] model_backend has no effect: {why}", hint=fix)
     one = msgspec.structs.replace(settings, gateway=GatewaySettings(models={"*": route}))
     routes = ModelRoutes(one, environ, f"backends.{name}.model_backend")
     keys = []
@@ -118,7 +122,7 @@ def _by_other_service(
             fact = f"backend {name!r} asks {route!r}, and its key is missing: {endpoint.key_env} is not set"
             raise BackendError("backend_unavailable", fact, hint=f"export {endpoint.key_env}=…")
         keys += [endpoint.key] if endpoint.key else []
-    return HeldKey(agent.key_env, agent.base_url, routes=routes, secrets=tuple(keys))
+    return msgspec.structs.replace(own, routes=routes, secrets=tuple(keys))
 
 
 def check_key(name: str, variable: str, key: str, servers: Sequence[Mapping[str, Any]]) -> None:
@@ -139,11 +143,6 @@ def check_key(name: str, variable: str, key: str, servers: Sequence[Mapping[str,
         if any(key in value for part in ("env", "headers") for value in row.get(part, {}).values()):
             fact = f"[mcp_servers] {row['name']} is given the key that the agent of {name!r} is not to have"
             raise ConfigError("config_invalid", fact, hint="give the server another key, or leave key_proxy out")
-
-
-def _without_proxy(name: str, why: str) -> ConfigError:
-    fix = f"give options = {{ key_env = …, base_url = … }}, or set key_proxy = false in [backends.{name}]"
-    return ConfigError("config_invalid", f"[backends.{name}] key_proxy has no effect: {why}", hint=fix)
 
 
 @asynccontextmanager

@@ -132,7 +132,7 @@ class Inbound:
             for event in events:
                 if type(event) not in _QUIET:
                     self._note_call(event)
-                    self._note_wait(event)
+                    self.wait_s = self._granted_wait_s(event) if isinstance(event, RetryReported) else 0.0
                     if isinstance(event, TaskReported) and "subagent_end" in event.body:
                         self._approvals.observe_subagent(event.body["subagent_end"])
                     call = self._facts.look(event)
@@ -143,12 +143,11 @@ class Inbound:
             self.keep_limit()
         self.progressed = self.progressed or any(map(_carries_something, events))
 
-    def _note_wait(self, event: AgentEvent) -> None:
-        """Let a host be silent while it waits for a limit of its model's service, as long as the order allows."""
-        body = event.body if isinstance(event, RetryReported) else {}
-        after_ms, allowed_s = body.get("retry_after_ms"), self._facts.settings.get("wait_for_limit_s")
-        is_wait = "until" in body and isinstance(after_ms, int) and isinstance(allowed_s, int)
-        self.wait_s = min(after_ms / 1000, float(allowed_s)) if is_wait else 0.0  # type: ignore[arg-type, operator]
+    def _granted_wait_s(self, event: RetryReported) -> float:
+        """Return how long a host may be silent while it waits for a limit of its model's service."""
+        after_ms, allowed_s = event.body.get("retry_after_ms"), self._facts.settings.get("wait_for_limit_s")
+        is_wait = "until" in event.body and isinstance(after_ms, int) and isinstance(allowed_s, int)
+        return min(after_ms / 1000, float(allowed_s)) if is_wait else 0.0  # type: ignore[arg-type, operator]
 
     def _note_call(self, event: AgentEvent) -> None:
         if isinstance(event, ToolCall) and len(self._calls_open) < CALLS_OPEN_MAX:

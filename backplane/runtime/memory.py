@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
 import anyio
 
 from backplane.contract.work import WorkOrder
+from backplane.errors import leaves
 from backplane.process.aio import LoopTask
 from backplane.process.child import Exit
 from backplane.runtime.backends import Backend, Link
@@ -84,7 +85,8 @@ class _MemoryLink:
                 await serve(stdin, stdout)
                 code = 0
         except Exception as error:  # As for a child, a bug gives an exit code and a text on stderr.
-            self.stderr_tail = "\n".join(_words(error)).encode("utf-8", "backslashreplace")
+            words = "\n".join(f"{type(leaf).__name__}: {leaf}" for leaf in leaves(error))
+            self.stderr_tail = words.encode("utf-8", "backslashreplace")
         finally:
             self.exit = Exit(code=code)
             self._ended.set()
@@ -126,15 +128,6 @@ class _MemoryLink:
                 self.stderr_tail = b"the host's function ignored its cancellation and was left behind in this process"
                 with open(os.devnull, "wb") as nowhere:  # noqa: ASYNC230
                     os.dup2(nowhere.fileno(), self._out, inheritable=False)
-
-
-def _words(error: BaseException) -> Iterator[str]:
-    """Yield a line for each exception; exception groups are opened."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _words(inner)
-    else:
-        yield f"{type(error).__name__}: {error}"
 
 
 def _close(fd: int) -> int:
