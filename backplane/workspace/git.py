@@ -307,8 +307,9 @@ def tracked(at: Scratch, git_dir: Path) -> set[str] | None:
         return set()
     if not os.path.isfile(index):
         return None
+    ours = at.git_dir  # Made here: a full disk is no fault of that repository.
     try:
-        copy_shared(git_dir, at.git_dir)
+        copy_shared(git_dir, ours)
         # Which hash it is of is not said in it.
         for sha256 in (False, True):
             at.read_as(sha256=sha256)

@@ -182,8 +182,9 @@ def read(known: Repository, at: git.Scratch, selection: Selection) -> History:
         Unshared: the history cannot be shared, or has a path that the selection leaves out.
         WorkspaceError: the work was stopped.
     """
+    ours = at.git_dir  # Made here: a full disk is no fault of that repository.
     try:
-        found = _read(known, at)
+        found = _read(known, at, ours)
         if selection.denied or selection.include is not None:
             _check_paths(at, found, selection)
     except (WorkspaceError, OSError) as error:
@@ -194,7 +195,7 @@ def read(known: Repository, at: git.Scratch, selection: Selection) -> History:
     return found
 
 
-def _read(known: Repository, at: git.Scratch) -> History:
+def _read(known: Repository, at: git.Scratch, ours: Path) -> History:
     assert known.git_dir is not None
     assert known.common is not None
     if known.prefix:
@@ -211,7 +212,7 @@ def _read(known: Repository, at: git.Scratch) -> History:
     at.read_as(sha256=sha256)
     index, index_ns = _index(known.git_dir, at, 32 if sha256 else 20)
     at.borrow(objects)
-    write_refs(at.git_dir, head[0].strip(), refs, shallow)
+    write_refs(ours, head[0].strip(), refs, shallow)
     unborn = head["ref"] is not None and os.fsdecode(head["ref"]) not in refs
     if not unborn and at.git("rev-parse", "-q", "--verify", "HEAD^{tree}", codes=range(256)).code != 0:
         raise Unshared("the commit of its HEAD cannot be read")
