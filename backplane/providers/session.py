@@ -39,7 +39,7 @@ from backplane.protocol.messages import Events
 from backplane.providers import reading
 from backplane.providers.failures import ProviderError
 from backplane.providers.reading import CUT_OFF
-from backplane.providers.tools import Tool, Toolset
+from backplane.providers.tools import Mailbox, Tool, Toolset
 from backplane.providers.turns import Native, SessionConfig, Wanted, compose, shaped, tightened
 from backplane.runtime.options import RunOptions, WaitOptions, check_names, hand_event
 from backplane.runtime.orders import answer_of, read_policy
@@ -103,26 +103,6 @@ class TurnOptions(RunOptions, WaitOptions, total=False):
     """
 
 
-@dataclass
-class _Asked:
-    """An approval that waits for `Session.answer`."""
-
-    approval: Approval
-    answer: Decision | None = None
-    is_answered: anyio.Event = field(default_factory=anyio.Event)
-
-    def give(self, decision: Decision) -> None:
-        """Answer it, once."""
-        self.answer = self.answer or decision
-        self.is_answered.set()
-
-    async def wait(self) -> Decision:
-        """Wait for the answer; the run's own limit bounds the wait."""
-        await self.is_answered.wait()
-        assert self.answer is not None
-        return self.answer
-
-
 @dataclass(kw_only=True)
 class _Turn:
     """A turn under way."""
@@ -138,8 +118,9 @@ class _Turn:
     transcript: reading.Transcript = field(default_factory=reading.Transcript)
     calls: dict[str, str] = field(default_factory=dict)
     """Calls that the caller runs, without their results: id → name."""
-    waiting: dict[str, _Asked] = field(default_factory=dict)
-    """Approvals without an answer, by id."""
+    waiting: dict[str, Approval] = field(default_factory=dict)
+    """Approvals of the stream without an answer, by id."""
+    answers: Mailbox[Decision] = field(default_factory=Mailbox)
     run: Run = field(init=False)
     batches: AsyncIterator[Events] = field(init=False)
     block: AbstractAsyncContextManager[Run] = field(init=False)
@@ -148,22 +129,25 @@ class _Turn:
     outcome: TurnOutcome | None = None
     """The end of the turn; None while it is under way."""
 
-    def asked(self, approval: Approval) -> _Asked:
-        """Return the waiting approval; the event of it and the question itself come in any order."""
-        return self.waiting.setdefault(str(approval.body.get("id")), _Asked(approval))
-
     def take(self, event: AgentEvent) -> AgentEvent:
         """Add an event, and return it with the ids that the messages have."""
         event = self.transcript.take(event)
         if type(event) is AssistantDelta:  # Nearly all events are of this type.
             return event
         if isinstance(event, Approval) and self.asks:
-            self.asked(event)
+            self.waiting[str(event.body.get("id"))] = event
+            if self.is_interrupted:
+                self.deny_all()
         elif isinstance(event, ApprovalAnswered):
             self.waiting.pop(str(event.body.get("id")), None)
         elif isinstance(event, ToolCall) and (name := reading.function_of(event.tool_name)) in self.tools.handed:
             self.calls[str(event.tool_use_id)] = name
         return event
+
+    def deny_all(self) -> None:
+        """Answer what waits, as the turn was interrupted."""
+        while self.waiting:
+            self.answers.send(self.waiting.popitem()[0], Decision("deny", "the user interrupted"))
 
     def messages(self) -> tuple[Message, ...]:
         """Return the messages so far."""
@@ -339,7 +323,7 @@ class Session:
 
     def awaits_answer(self, id: str) -> bool:
         """Return True if the approval with this id waits for `answer`."""
-        return self._turn is not None and id in self._turn.waiting and self._turn.waiting[id].answer is None
+        return self._turn is not None and id in self._turn.waiting
 
     def answer(self, id: str, decision: Decision) -> None:
         """Answer an `Approval` of the stream, whose `on_ask` is `stream`.
@@ -353,10 +337,11 @@ class Session:
         if self._turn is None or not self.awaits_answer(id):
             fact = f"no approval {id[:80]!r} waits for an answer"
             raise ConfigError("config_invalid", fact, hint='take the id of an Approval; on_ask has to be "stream"')
-        waiting = self._turn.waiting[id]
-        if why := misfit(decision, waiting.approval.kind, waiting.approval.body.get("input", msgspec.UNSET)):
+        asked = self._turn.waiting[id]
+        if why := misfit(decision, asked.kind, asked.body.get("input", msgspec.UNSET)):
             raise ConfigError("config_invalid", why, hint="allow it, or deny it with a reason")
-        waiting.give(decision)
+        del self._turn.waiting[id]
+        self._turn.answers.send(id, decision)
 
     def send_input(self, text: str) -> None:
         """Send words to the turn under way, for agents that take them in the middle of a turn.
@@ -375,8 +360,7 @@ class Session:
         if turn is None:
             return
         turn.is_interrupted = True
-        for waiting in turn.waiting.values():
-            waiting.give(Decision("deny", "the user interrupted"))
+        turn.deny_all()
         try:
             turn.run.interrupt()
         except BackplaneError:  # Its host did not announce it, or the run has ended.
@@ -481,7 +465,7 @@ class Session:
                 fact = f"no call {result.tool_call_id[:80]!r} waits for a result"
                 hint = "the outcome `tool_use` names the calls of tools without a handler"
                 raise ConfigError("config_invalid", fact, hint=hint)
-            turn.tools.give(turn.calls.pop(result.tool_call_id), result)
+            turn.tools.results.send(turn.calls.pop(result.tool_call_id), result)
         assert turn is not None, "there is at least one result"
         return turn
 
@@ -524,7 +508,7 @@ class Session:
         own["tools"] = turn.tools.offered
         own["hooks"] = (*self._config.hooks, *given.get("hooks", ()))
         on_ask = given.get("on_ask") or self._config.on_ask
-        own["on_ask"] = (lambda approval: turn.asked(approval).wait()) if turn.asks else on_ask
+        own["on_ask"] = (lambda asked: turn.answers.receive(str(asked.body.get("id")))) if turn.asks else on_ask
         order, losses = compose(self._wanted(turn.message, turn.tools))
         self._lose(*losses)
         turn.block = plane.start(order, self._provider.backend, run_id=turn.run_id, **own)

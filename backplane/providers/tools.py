@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 import msgspec
@@ -38,48 +39,60 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
 Tool = ToolDefinition | Callable[..., Any]
 
 
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """Values that one task sends and another waits for, by name; the limits of the run bound the wait."""
+
+    def __init__(self) -> None:
+        self._values = defaultdict[str, list[T]](list)
+        self._changed = anyio.Event()
+
+    def send(self, name: str, value: T) -> None:
+        self._values[name].append(value)
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def receive(self, name: str) -> T:
+        """Wait for the oldest value of this name."""
+        while not self._values[name]:
+            await self._changed.wait()
+        return self._values[name].pop(0)
+
+
 class Toolset:
-    """The tools of a session, and the results that its caller gave to calls."""
+    """The tools of a session.
+
+    Attributes:
+        handed: names of those that the caller runs.
+        results: the caller's results of these, by the name of the tool.
+    """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._given = tuple(tools)
+        self.results = Mailbox[ToolResultMessage]()
         self.offered: list[Offered] = [
-            _Defined(tool, self) if isinstance(tool, ToolDefinition) else offered(tool) for tool in tools
+            _Defined(tool, self.results) if isinstance(tool, ToolDefinition) else offered(tool) for tool in tools
         ]
         self.names = frozenset(tool.name for tool in self.offered)
         self.handed = frozenset(tool.name for tool in tools if isinstance(tool, ToolDefinition) and not tool.handler)
-        """Names of those that the caller runs."""
         if len(self.names) < len(self.offered):
             raise ConfigError("config_invalid", "two of the tools have one name", hint="give each a name of its own")
-        self._results: dict[str, list[ToolResultMessage]] = {}
-        self._changed = anyio.Event()
 
     def with_more(self, tools: Sequence[Tool]) -> Toolset:
         """Return this set with more tools in it; itself for none. Raises ConfigError as the class."""
         return Toolset((*self._given, *tools)) if tools else self
 
-    def give(self, name: str, result: ToolResultMessage) -> None:
-        """Take the caller's result of a call of this tool."""
-        self._results.setdefault(name, []).append(result)
-        self._changed.set()
-        self._changed = anyio.Event()
-
-    async def result(self, name: str) -> ToolResultMessage:
-        """Wait for the caller's next result of this tool; the run's own limits bound the wait."""
-        while not self._results.get(name):
-            await self._changed.wait()
-        return self._results[name].pop(0)
-
 
 class _Defined:
     """A definition as the server of functions wants it."""
 
-    def __init__(self, definition: ToolDefinition, tools: Toolset) -> None:
+    def __init__(self, definition: ToolDefinition, results: Mailbox[ToolResultMessage]) -> None:
         if not definition.name.isidentifier():
             fix = "letters, digits and _"
             raise ConfigError("config_invalid", f"{definition.name[:80]!r} is no name for a tool", hint=fix)
-        self._definition = definition
-        self._tools = tools
+        self._definition, self._results = definition, results
 
     @property
     def name(self) -> str:
@@ -92,7 +105,7 @@ class _Defined:
     async def call(self, arguments: Json, redactor: Redactor) -> Json:
         handler = self._definition.handler
         if handler is None:
-            given = await self._tools.result(self.name)
+            given = await self._results.receive(self.name)
             return text_result(given.content, is_error=given.is_error)
         input = {} if arguments is None else arguments
         try:

@@ -125,11 +125,8 @@ def summed_up(side: str, trials: Sequence[Trial]) -> Summary:
 
 def verdicts_on(sides: Sequence[Summary]) -> tuple[Verdict, ...]:
     """Judge the sides by each measure."""
-    return (
-        judge("success", {one.side: one.success for one in sides}),
-        judge("cost", {one.side: one.cost_usd_micros for one in sides}),
-        judge("duration", {one.side: one.duration_ms for one in sides}),
-    )
+    members: dict[Measure, str] = {"success": "success", "cost": "cost_usd_micros", "duration": "duration_ms"}
+    return tuple(judge(name, {one.side: getattr(one, members[name]) for one in sides}) for name in members)
 
 
 def share(passed: int, runs: int) -> Interval:

@@ -6,7 +6,7 @@ The rule is `docs/guide/routing-rule.md`, row by row. Clock and seed come in as 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, cast
 
 import msgspec
@@ -205,20 +205,20 @@ Ranks = Mapping[str, int]
 
 def _key_of(strategy: str, eligible: list[Option], ranks: Ranks) -> Callable[[Option], Key]:
     """Return the function that gives an option's key; the smallest key wins."""
-    cost_max = max((option.cost.value for option in eligible if option.cost is not None), default=0)
-    latency_max = max((option.latency.value for option in eligible if option.latency is not None), default=0)
+
+    def largest(found: Iterable[Estimate | None]) -> int:
+        return max((one.value for one in found if one is not None), default=0)
+
+    cost_max = largest(option.cost for option in eligible)
+    latency_max = largest(option.latency for option in eligible)
     keys: dict[str, Callable[[Option], Key]] = {
         "first_available": lambda option: (),
-        "cost": lambda option: _known_first(option.cost),
-        "latency": lambda option: _known_first(option.latency),
+        "cost": lambda option: (1, 0) if option.cost is None else (0, option.cost.value),
+        "latency": lambda option: (1, 0) if option.latency is None else (0, option.latency.value),
         "balanced": lambda option: (_part(option.cost, cost_max) + _part(option.latency, latency_max),),
-        "quality": lambda option: (ranks[option.name] if option.name in ranks else ranks[option.backend],),
+        "quality": lambda option: (ranks.get(option.name, ranks.get(option.backend, 0)),),
     }
     return keys[strategy]
-
-
-def _known_first(found: Estimate | None) -> Key:
-    return (1, 0) if found is None else (0, found.value)
 
 
 def _part(found: Estimate | None, largest: int) -> int:

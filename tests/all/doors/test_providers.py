@@ -605,6 +605,17 @@ async def test_an_approval_waits_for_its_answer(ground: Ground, approved: bool, 
     assert msgspec.json.decode(text) == said
 
 
+async def test_an_interrupt_denies_an_approval_that_waits(ground: Ground) -> None:
+    async with ground.registry() as registry, await registry.get("words").create_session(ASKS) as session:
+        with anyio.fail_after(30):
+            async for event in session.send_message("ask"):
+                if isinstance(event, Approval):
+                    id = event.body["id"]
+                    await session.interrupt()
+                    assert not session.awaits_answer(id)
+        assert session.file.turns[-1].stop_reason == "user_interrupt"
+
+
 async def test_an_approval_has_its_unified_name_while_it_waits(ground: Ground) -> None:
     async with ground.registry() as registry, await registry.get("words").create_session(ASKS) as session:
         async for event in as_unified(session, "ask"):
