@@ -39,7 +39,7 @@ from backplane.testing.script import Fault
 from backplane.upstream.cost import Price, actual
 
 EXAMPLES: Final = int(os.environ.get("BUDGET_EXAMPLES", "30"))
-MANY: Final = 300
+MANY: Final = 1_000
 """Schedules from which on all kinds of ends come up."""
 MICROS: Final = 1_000_000
 PRICE: Final = Price(input=MICROS, output=10 * MICROS)
