@@ -22,7 +22,7 @@ from backplane.cli import main
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.scale.content import Contents
 from backplane.scale.engine import Job, OrderResult
-from backplane.scale.orders import ended, make_job
+from backplane.scale.orders import Packer, ended, make_job
 from backplane.workspace import Quota
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Queue:
         (root / "calc.py").write_text("a - b\n")
         abp = {name: value for name, value in given.items() if value is not None}
         order = WorkOrder(task, workspace=WorkspaceSpec(root=str(root)), config=RuntimeConfig(vendor={"abp": abp}))
-        return make_job(order, self.content, self.home, QUOTA, backend="shell")
+        return make_job(order, Packer(self.content, self.home, QUOTA), backend="shell")
 
     def close(self) -> None:
         for worker in self.workers:

@@ -15,7 +15,7 @@ from backplane.errors import BackplaneError
 from backplane.receipts.store import Store
 from backplane.scale.content import Contents
 from backplane.scale.engine import default_on_lost
-from backplane.scale.orders import make_job
+from backplane.scale.orders import Packer, make_job
 
 pytest.importorskip("dbos")
 from tests.queues import QUOTA, Queue, a_queue
@@ -39,7 +39,7 @@ def test_only_a_closed_network_allows_another_attempt_by_itself() -> None:
 )
 def test_values_of_secrets_never_go_into_the_queue(config: RuntimeConfig, tmp_path: Path) -> None:
     with pytest.raises(BackplaneError) as caught:
-        make_job(WorkOrder("t", config=config), Contents(tmp_path / "c"), tmp_path / "h", QUOTA)
+        make_job(WorkOrder("t", config=config), Packer(Contents(tmp_path / "c"), tmp_path / "h", QUOTA))
     assert caught.value.code == "config_invalid"
     assert "hunter2" not in f"{caught.value} {caught.value.hint}"
 
@@ -71,7 +71,7 @@ def test_ignored_files_do_not_travel(tmp_path: Path) -> None:
     for name, text in ((".gitignore", "*.key\n"), ("service.key", "hunter2-hunter2"), ("kept", "x")):
         (root / name).write_text(text)
     content = Contents(tmp_path / "c")
-    job = make_job(WorkOrder("t", workspace=WorkspaceSpec(root=str(root))), content, tmp_path / "h", QUOTA)
+    job = make_job(WorkOrder("t", workspace=WorkspaceSpec(root=str(root))), Packer(content, tmp_path / "h", QUOTA))
     packed = (tmp_path / "c" / str(job.tree)).read_bytes()
     assert b"hunter2" not in packed
     assert b"kept" in packed

@@ -161,9 +161,8 @@ class DurableEngine:
             "queue_name": queue_name(job.label),
             "workflow_id": job.order.id,
             "workflow_id_reuse_policy": "reject",
+            "priority": priority,
         }
-        if priority is not None:
-            options["priority"] = priority
         try:
             self.client.enqueue(options, text)
             return True

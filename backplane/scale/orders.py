@@ -6,8 +6,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable
-from functools import partial
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,22 +46,54 @@ CHANGED_NS_MIN: Final = 100_000_000
 """Age of the newest change, in nanoseconds, from which on times tell one state of a file from the next."""
 
 
-class PackedTrees:
-    """Archives of workspaces that have not changed since they were packed: many orders often share a folder."""
+class Packer:
+    """Puts copies of workspaces into a content store; a folder is packed again only after a change. Blocks.
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], str] = {}
+    Args:
+        home: the state folder, for temporary copies.
+        quota: limits of a workspace.
+    """
 
-    def find(self, order: WorkOrder, ignored: bool, pack: Callable[[], str]) -> str:
-        """Return the SHA-256 of the workspace's archive; call `pack` only if a file changed since the last time."""
+    def __init__(self, content: Contents, home: Path, quota: Quota) -> None:
+        self.content, self.home, self.quota = content, home, quota
+        self._last: tuple[object, str] = (None, "")
+
+    def pack(self, order: WorkOrder, *, ignored: bool = False) -> str:
+        """Return the SHA-256 of the archive of an order's workspace.
+
+        Args:
+            ignored: include files that git ignores.
+
+        Raises:
+            WorkspaceError: `workspace_init_failed`, `workspace_staging_failed`.
+        """
         spec, state = order.workspace, _state_of(order.workspace.root)
         key = (spec.root, spec.include, spec.exclude, order.policy.deny_read, ignored, state)
-        if state is not None and key in self._known:
-            return self._known[key]
-        packed = pack()
-        if state is not None and _state_of(spec.root) == state:
-            self._known = {key: packed}
-        return packed
+        if state is None or self._last[0] != key:
+            packed = self._packed(order, ignored)
+            self._last = (key if _state_of(spec.root) == state else None, packed)
+        return self._last[1]
+
+    def _packed(self, order: WorkOrder, ignored: bool) -> str:
+        spec = order.workspace
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        archive.sweep(self.home)
+        with archive.incoming(self.home) as folder:
+            run_dir, stage = folder / "run", folder / "stage"
+            run_dir.mkdir()
+            workspace = open_workspace(
+                spec.root, mode="staged", include=spec.include, exclude=spec.exclude, run_dir=run_dir,
+                stage_dir=stage, tree=stage / "tree", quota=self.quota, state=self.home,
+                unread=order.policy.deny_read, travels=True,
+            )  # fmt: skip
+            try:
+                if not ignored:
+                    workspace.drop_ignored()
+                # With build results in the copy, a build needs the files' times; without, an order that is submitted
+                # twice must be the same job.
+                return self.content.put(archive.pack(workspace.root, self.quota, times=ignored))
+            finally:
+                workspace.close()
 
 
 def _state_of(root: str) -> str | None:
@@ -81,29 +112,23 @@ def _state_of(root: str) -> str | None:
 
 def make_job(
     order: WorkOrder,
-    content: Contents,
-    home: Path,
-    quota: Quota,
+    packer: Packer,
     *,
     backend: str | None = None,
     label: str = DEFAULT_LABEL,
     ignored: bool = False,
     asks: bool = False,
-    trees: PackedTrees | None = None,
 ) -> Job:
     """Make a job of an order: its workspace goes into the content store. Blocks.
 
     Args:
-        home: the state folder, for a temporary copy.
-        quota: limits of the workspace.
         ignored: also send files that git ignores.
         asks: see `Job`.
-        trees: archives that may be used again; None packs the workspace in any case.
 
     Raises:
         PolicyError: `policy_invalid`, a misspelt setting.
         ConfigError: `config_invalid`: a secret's value, a mode or lane that has no effect there, a malformed setting.
-        WorkspaceError: `workspace_init_failed`, `workspace_staging_failed`.
+        WorkspaceError: as `Packer.pack`.
     """
     check_settings(order)
     check_secrets(order)
@@ -118,32 +143,10 @@ def make_job(
         fact = "the lane workspace_first has no effect in a queue: a worker cannot write into your folder"
         hint = "leave it out, and apply the patch after `backplane queue show ORDER`"
         raise ConfigError("config_invalid", fact, hint=hint)
-    pack = partial(_pack, order, content, home, quota, ignored)
-    tree = pack() if trees is None else trees.find(order, ignored, pack)
+    tree = packer.pack(order, ignored=ignored)
     spec = msgspec.structs.replace(order.workspace, root=".", include=(), exclude=())
     order = msgspec.structs.replace(order, workspace=spec)
     return Job(order, on_lost or default_on_lost(order), label, backend, tree, asks)
-
-
-def _pack(order: WorkOrder, content: Contents, home: Path, quota: Quota, ignored: bool) -> str:
-    spec = order.workspace
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    archive.sweep(home)
-    with archive.incoming(home) as folder:
-        run_dir, stage = folder / "run", folder / "stage"
-        run_dir.mkdir()
-        workspace = open_workspace(
-            spec.root, mode="staged", include=spec.include, exclude=spec.exclude, run_dir=run_dir, stage_dir=stage,
-            tree=stage / "tree", quota=quota, state=home, unread=order.policy.deny_read, travels=True,
-        )  # fmt: skip
-        try:
-            if not ignored:
-                workspace.drop_ignored()
-            # With build results in the copy, a build needs the files' times; without, an order that is submitted twice
-            # must be the same job.
-            return content.put(archive.pack(workspace.root, quota, times=ignored))
-        finally:
-            workspace.close()
 
 
 def secret_names(order: WorkOrder) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from backplane.runtime.faults import check_whole
 from backplane.runtime.orders import make_order
 from backplane.runtime.place import quota_of
 from backplane.scale.engine import DEFAULT_LABEL, Status, check_priority
-from backplane.scale.orders import PackedTrees, ended, events_of, followed, keep, make_job
+from backplane.scale.orders import Packer, ended, events_of, followed, keep, make_job
 from backplane.scale.place import QueuePlace
 
 if TYPE_CHECKING:
@@ -56,11 +56,10 @@ class Queue:
         self._settings = settings if settings is not None else config.load(None, os.environ, Path.cwd())
         self._home = Path(home).expanduser() if home is not None else config.home(os.environ)
         self._engine: DurableEngine | None = None
-        self._trees = PackedTrees()
 
     async def __aenter__(self) -> Queue:
         def opened() -> DurableEngine:
-            self._content = self._place.contents()
+            self._packer = Packer(self._place.contents(), self._home, quota_of(self._settings.limits))
             return self._place.open()
 
         self._engine = await anyio.to_thread.run_sync(opened)
@@ -121,10 +120,7 @@ class Queue:
         check_whole(whole)
 
         def submit(engine: DurableEngine) -> None:
-            job = make_job(
-                whole, self._content, self._home, quota_of(self._settings.limits), backend=backend, label=label,
-                asks=asks, trees=self._trees,
-            )  # fmt: skip
+            job = make_job(whole, self._packer, backend=backend, label=label, asks=asks)
             engine.submit(job, priority=priority)
 
         await self._do(submit)
@@ -141,7 +137,7 @@ class Queue:
         result = await ended(self._opened, order_id)
 
         def load(engine: DurableEngine) -> Receipt:
-            row = keep(self._home, engine.job(order_id), result, self._content)
+            row = keep(self._home, engine.job(order_id), result, self._packer.content)
             with Store.open(self._home, readonly=True) as store:
                 receipt = store.load(row.run_id)
                 return msgspec.structs.replace(receipt, trace=listed(receipt.trace))

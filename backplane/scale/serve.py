@@ -31,7 +31,7 @@ from backplane.runtime.place import quota_of
 from backplane.runtime.plane import ControlPlane
 from backplane.scale.content import Contents
 from backplane.scale.engine import Batch, Job
-from backplane.scale.orders import asks_of, ended, followed, keep, make_job
+from backplane.scale.orders import Packer, asks_of, ended, followed, keep, make_job
 from backplane.serve import messages, stdio
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ class QueueServer(stdio.Server):
         priority: int | None,
     ) -> None:  # fmt: skip
         super().__init__(plane, line_bytes_max)
-        self._engine, self._content, self._label, self._priority = engine, content, label, priority
+        self._engine, self._label, self._priority = engine, label, priority
+        self._packer = Packer(content, plane.home, quota_of(plane.settings.limits))
 
     def host(self) -> sidecar.Host:
         # The workers announce their capabilities order by order.
@@ -108,8 +109,7 @@ class QueueServer(stdio.Server):
         if order.workspace.mode != "staged":
             fact = "whoever sent this order keeps no copy (stage/1), and a queue's workers cannot work in its folder"
             raise ConfigError("config_invalid", fact, hint='send "stage/1" in the run\'s extensions, as our clients do')
-        quota, asks = quota_of(self.plane.settings.limits), "ask/1" in above.extensions
-        job = make_job(order, self._content, self.plane.home, quota, label=self._label, asks=asks)
+        job = make_job(order, self._packer, label=self._label, asks="ask/1" in above.extensions)
         self._engine.submit(job, priority=self._priority)
         return job
 
@@ -146,7 +146,7 @@ class QueueServer(stdio.Server):
         result = await ended(engine, id)
 
         def kept() -> KeptRun:
-            row = keep(self.plane.home, job, result, self._content, root)
+            row = keep(self.plane.home, job, result, self._packer.content, root)
             return KeptRun(self.plane.state_folder.store(), row, len(result.attempts))
 
         return await anyio.to_thread.run_sync(kept)

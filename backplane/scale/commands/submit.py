@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backplane import config
@@ -13,12 +12,11 @@ from backplane.cli.command import Args, Parser, load_settings, wrong, wrong_word
 from backplane.runtime.faults import check_whole
 from backplane.runtime.place import quota_of
 from backplane.scale.commands.common import bring_home, find_queue, opened, wait_for
-from backplane.scale.orders import PackedTrees, make_job
+from backplane.scale.orders import Packer, make_job
 
 if TYPE_CHECKING:
     from backplane.config import Settings
     from backplane.contract.work import WorkOrder
-    from backplane.scale.content import Contents
     from backplane.scale.engine import Job
 
 HELP = "Put a work order into a queue, and print its id. A worker on any machine runs it."
@@ -62,14 +60,14 @@ def options(p: Parser) -> None:
 
 def run(args: Args) -> int:
     place = find_queue(args)
-    settings, content, home = load_settings(args), place.contents(), config.home(os.environ)
+    settings = load_settings(args)
+    packer = Packer(place.contents(), config.home(os.environ), quota_of(settings.limits))
     if args.jsonl is not None and (args.wait or args.task is not None or args.order is not None):
         raise wrong_words(
             "--jsonl cannot be combined with TASK, --order or --wait", "leave them out; `queue list` shows the orders"
         )
-    trees = PackedTrees() if args.jsonl is not None else None
     given = _lines_of(args) if args.jsonl is not None else [None]
-    jobs = [_job_of(args, each, settings, content, home, trees) for each in given]
+    jobs = [_job_of(args, each, settings, packer) for each in given]
     with opened(place) as engine:  # Last, so that a wrong order is refused without waiting for the engine.
         for _, job in jobs:
             is_new = engine.submit(job, priority=args.priority)
@@ -79,7 +77,7 @@ def run(args: Args) -> int:
         if not args.wait:
             return 0
         ((root, job),) = jobs
-        return bring_home(job, wait_for(engine, job.order.id), content, root)
+        return bring_home(job, wait_for(engine, job.order.id), packer.content, root)
 
 
 def _lines_of(args: Args) -> list[WorkOrder]:
@@ -91,22 +89,16 @@ def _lines_of(args: Args) -> list[WorkOrder]:
     return [order.read_order(line, f"{source}, line {number}", lenient=args.lenient) for number, line in lines]
 
 
-def _job_of(
-    args: Args, given: WorkOrder | None, settings: Settings, content: Contents, home: Path, trees: PackedTrees | None
-) -> tuple[str, Job]:
+def _job_of(args: Args, given: WorkOrder | None, settings: Settings, packer: Packer) -> tuple[str, Job]:
     """Make a job of an order; return the folder for its patch, and the job.
 
     Args:
         given: None reads the order that the options name.
-        trees: archives of folders that several orders share; None for a single order.
     """
     abp: dict[str, Any] = {"secrets": args.secret or None, "on_lost_worker": args.on_lost_worker}
     built = order.build(args, dict(os.environ), streams.folder(), settings.policy, given)
     work = order.with_settings(built, abp)
     check_whole(work)
-    job = make_job(
-        work, content, home, quota_of(settings.limits), backend=args.backend, label=args.label,
-        ignored=args.with_ignored, asks=args.asks, trees=trees,
-    )  # fmt: skip
+    job = make_job(work, packer, backend=args.backend, label=args.label, ignored=args.with_ignored, asks=args.asks)
     order.say_without_effect(work)
     return work.workspace.root, job
