@@ -7,7 +7,7 @@ a reader can separate the events of a lost attempt from those of the valid one.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal
 
 import msgspec
 
@@ -18,7 +18,6 @@ from backplane.errors import ConfigError
 
 OnLostWorker = Literal["rerun", "fail"]
 State = Literal["waiting", "running", "done", "broken"]
-T = TypeVar("T")
 
 LISTED_MAX: Final = 10_000
 """Orders in which an id is searched, and that are counted, the newest first."""
@@ -239,14 +238,6 @@ def encode_job(job: Job) -> str:
         fact = f"the order has {len(data)} bytes as JSON; the limit is {JOB_BYTES_MAX}"
         raise ConfigError("config_invalid", fact, hint="put long texts into files of the workspace")
     return data.decode()
-
-
-def read_row(text: Any, kind: type[T], what: str) -> T:
-    """Parse a row of the queue, which any client may have written. Raises ConfigError `config_invalid`."""
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except (TypeError, ValueError) as error:
-        raise ConfigError("config_invalid", f"a row of the queue cannot be read as {what}: {error}") from error
 
 
 def unknown_order(order_id: str) -> ConfigError:

@@ -46,7 +46,6 @@ from backplane.scale.engine import (
     LimitPause,
     OrderResult,
     RunJob,
-    read_row,
 )
 from backplane.scale.orders import events_of
 from backplane.scale.watchdog import Watchdog
@@ -167,7 +166,7 @@ class _Worker:
 
     async def _attempt(self, text: str) -> str:
         """Run an attempt; a cancel leaves the order to its next attempt."""
-        job = read_row(text, Job, "order")
+        job = msgspec.json.decode(text, type=Job)
         attempt = await anyio.to_thread.run_sync(self._begin, job, str(DBOS.workflow_id))
         if attempt is None:
             raise asyncio.CancelledError
