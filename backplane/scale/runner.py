@@ -65,7 +65,7 @@ class Runner:
             BackendError: `stream_closed`, the attempt was fenced.
             BackplaneError: the engine could not store events.
         """
-        order, backend, why = job.order, self._backend(job), attempt.notes.cancelled
+        order, why = job.order, attempt.notes.cancelled
         for name in OF_QUEUE:
             order = order.without_abp(name)
         number, lost = len(attempt.all), list[Json](attempt.lost)
@@ -75,21 +75,16 @@ class Runner:
         async with incoming(self._plane.home) as folder:
             try:
                 if why is None:
-                    _check(job, attempt)
-                    order = await anyio.to_thread.run_sync(self._left, order, attempt)
-                    order, backend, route = await backend_for(order, self._plane, job.backend)
-                    order = await anyio.to_thread.run_sync(self._arrived, job, order, folder)
+                    ready, backend, route = await self._prepared(job, attempt, order, folder)
             except BackplaneError as error:
-                unstarted = await self._plane.end_unstarted(order, backend, error, run_id=attempt.id, added=added)
-                return await self._result(unstarted, attempt)
+                return await self._unstarted(job, attempt, order, error, added)
             if why is not None:
-                unstarted = await self._plane.end_unstarted(order, backend, why, run_id=attempt.id, added=added)
-                return await self._result(unstarted, attempt)
+                return await self._unstarted(job, attempt, order, why, added)
             on_ask = _asking(control) if job.asks else None
-            starting = self._plane.start(order, backend, on_ask=on_ask, run_id=attempt.id, route=route, added=added)
+            starting = self._plane.start(ready, backend, on_ask=on_ask, run_id=attempt.id, route=route, added=added)
             async with starting as run, anyio.create_task_group() as tasks:
                 tasks.start_soon(_watch, run, control)
-                pause = await _forward(run, order, emit)
+                pause = await _forward(run, ready, emit)
                 tasks.cancel_scope.cancel()
             if control.fenced is not None:
                 raise BackendError("stream_closed", control.fenced)
@@ -97,6 +92,29 @@ class Runner:
                 self._log(f"{job.order.id}  waits {pause.wait_ms // 1000} s for a limit of the model's service")
                 return pause
             return await self._result(run, attempt)
+
+    async def _prepared(
+        self, job: Job, attempt: Attempt, order: WorkOrder, folder: Path
+    ) -> tuple[WorkOrder, Backend, Json]:
+        """Return the order for this machine, its backend and its route. Raises an error if it must not begin."""
+        _check(job, attempt)
+        order = await anyio.to_thread.run_sync(self._left, order, attempt)
+        order = await anyio.to_thread.run_sync(self._arrived, job, order, folder)
+        return await backend_for(order, self._plane, job.backend)
+
+    async def _unstarted(
+        self, job: Job, attempt: Attempt, order: WorkOrder, why: str | BackplaneError, added: dict[str, Json]
+    ) -> OrderResult:
+        """Return the result of an attempt that ends before its run."""
+        named = job.order.abp("backend")
+        name = job.backend or (named if isinstance(named, str) else None)
+        try:
+            backend = self._plane.find_backend(name)
+        except BackplaneError:
+            # It is never started: the receipt of the error needs its name.
+            backend = from_command((name or "none",), cwd=self._plane.home, limits=self._plane.settings.limits)
+        run = await self._plane.end_unstarted(order, backend, why, run_id=attempt.id, added=added)
+        return await self._result(run, attempt)
 
     def _left(self, order: WorkOrder, attempt: Attempt) -> WorkOrder:
         """Return the order less the cost and the waits of void attempts. Raises PolicyError `policy_denied`."""
@@ -107,15 +125,6 @@ class Runner:
             left_ms = max(_allowed_ms(order) - attempt.notes.waited_ms, 0)
             order = order.with_abp("wait_for_limit_s", left_ms // 1000)
         return order
-
-    def _backend(self, job: Job) -> Backend:
-        named = job.order.abp("backend")
-        name = job.backend or (named if isinstance(named, str) else None)
-        try:
-            return self._plane.find_backend(name)
-        except BackplaneError:
-            # It is never started: the receipt of the error needs its name.
-            return from_command((name or "none",), cwd=self._plane.home, limits=self._plane.settings.limits)
 
     def _arrived(self, job: Job, order: WorkOrder, folder: Path) -> WorkOrder:
         """Return the order for this machine: its workspace unpacked, its secrets filled in."""

@@ -136,7 +136,8 @@ def bring_home(job: Job, result: OrderResult, content: Contents, root: str = "",
 
 def order_line(status: Status) -> str:
     is_cancelled = status.cancelled is not None and status.state in ("waiting", "running")
-    word = "cancelling" if is_cancelled else status.outcome or status.state
+    state = "limited" if status.limited_ms is not None else status.outcome or status.state
+    word = "cancelling" if is_cancelled else state
     attempts = f"attempt {len(status.attempts)}" if status.attempts else ""
     age = elapsed(status.waiting_ms // 1000)
     return streams.one_line(f"{status.order_id}  {word:<10}  {status.label}  {age}  {attempts}".rstrip())

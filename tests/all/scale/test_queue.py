@@ -344,6 +344,7 @@ def test_an_order_that_waits_for_a_limit_takes_no_slot_and_begins_again(queue: Q
     worker = queue.worker("--config", str(config))
     anyio.run(deferred)
     assert "a limit of the model's service" in queue.cli("queue", "show", limited.order.id).stdout
+    assert f"{limited.order.id}  limited " in queue.cli("queue", "list").stdout
     anyio.run(resumed)
 
 
