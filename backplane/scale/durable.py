@@ -48,8 +48,6 @@ DEFERRED: Final = "backplane-deferred"
 """Prefix of the queues that no worker listens to, for orders that wait for a limit of a model's service."""
 _ANSWER: Final = "answer/"
 """Beginning of an attribute with an answer; the ids of the attempt and of the question follow."""
-REASON_CHARS_MAX: Final = 1000
-"""Characters of a cancel's reason; a longer one is cut."""
 WORKFLOW: Final = "backplane.order"
 STREAM: Final = "events"
 POLL_S: Final = 1.0
@@ -206,8 +204,7 @@ class DurableEngine:
         row = self.row(order_id, load_output=True)
         state = _state(row)
         if state == "broken":
-            why = f"{row.status} {row.error or ''}".rstrip()
-            raise BackendError("internal", f"order {order_id} ended without a receipt: {why}")
+            raise BackendError("internal", f"order {order_id} ended without a receipt: {_error(row)}")
         return msgspec.json.decode(row.output, type=OrderResult) if state == "done" else None
 
     def cancel(self, order_id: str, why: str = "cancelled") -> bool:
@@ -223,7 +220,7 @@ class DurableEngine:
         if _state(row) in _ENDED:
             return False
         if notes_of(row).cancelled is None:
-            self.note(order_id, cancelled=why[:REASON_CHARS_MAX])
+            self.note(order_id, cancelled=why)
         return True
 
     def status(self, order_id: str) -> Status:
@@ -392,11 +389,15 @@ def _status(row: Any, notes: Notes, now_ms: int) -> Status:
         worker=row.executor_id if state == "running" else None,
         cancelled=notes.cancelled,
         waiting_ms=max(now_ms - (row.created_at or now_ms), 0),
-        error=f"{row.status} {row.error or ''}".strip() if state == "broken" else None,
+        error=_error(row) if state == "broken" else None,
         ended_ms_ago=max(now_ms - row.completed_at, 0) if row.completed_at else None,
         outcome=_outcome(row),
         limited_ms=notes.not_before_ms - now_ms if state == "waiting" and notes.not_before_ms > now_ms else None,
     )
+
+
+def _error(row: Any) -> str:
+    return f"{row.status} {row.error or ''}".strip()
 
 
 def _outcome(row: Any) -> str | None:

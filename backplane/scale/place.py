@@ -25,34 +25,28 @@ class QueuePlace:
     Args:
         engine: URL of the engine; None means the file in this user's state folder.
         content: folder or URL of the content store; None means a folder beside the file.
-        may_make: create a missing file.
 
     Attributes:
         is_new: True if the file does not exist yet.
 
     Raises:
-        ConfigError: `config_invalid`: the engine or the place does not exist, or the extra is not installed.
+        ConfigError: `config_invalid`: the URL names no queue, or the extra is not installed.
     """
 
-    def __init__(self, engine: str | None, content: str | None = None, *, may_make: bool = True) -> None:
+    def __init__(self, engine: str | None, content: str | None = None) -> None:
         if find_spec("dbos") is None:
             raise _invalid("the queue's engine is not installed (dbos)", install_hint("scale"))
         self.url = engine if engine is not None else f"sqlite:///{config.home(os.environ) / 'queue.sqlite'}"
         is_file = self.url.startswith("sqlite:///")
         path = self.url.removeprefix("sqlite:///").partition("?")[0]
         if (not is_file and not self.url.startswith("postgresql://")) or (is_file and not path.strip("/")):
-            fact = f"{self.url.partition('@')[0][:40]!r} is not the URL of a queue"
+            fact = f"this {self.url.partition(':')[0][:40]!r} is not the URL of a queue"
             raise _invalid(fact, "give sqlite:///FILE, or postgresql://USER@HOST/DATABASE")
         self.content = content if content is not None or not is_file else f"{path}.content"
         self.is_new = is_file and not Path(path).exists()
-        self._none_there = _invalid(
-            f"no queue at {path}", "check --engine; `backplane queue submit`, `worker` and `limit` create a queue"
-        )
-        if self.is_new and not may_make and engine is not None:
-            raise self._none_there
 
     def contents(self) -> Contents:
-        """Open the content store. Raises ConfigError `config_invalid` if none is named, or it does not exist."""
+        """Open the content store. Raises ConfigError `config_invalid` if none is named, or its URL cannot be used."""
         if self.content is None:
             fact = "a queue on a server needs a content store that all machines share"
             raise _invalid(fact, "give --content DIR or URL, the same for submitters and workers")
@@ -61,11 +55,16 @@ class QueuePlace:
     def open(self, *, may_make: bool = True, **settings: Any) -> DurableEngine:
         """Load the engine, which takes about a second.
 
+        Args:
+            may_make: create a missing file.
+
         Raises:
-            ConfigError: `config_invalid`: SQLite is too old, or there is no queue.
+            ConfigError: `config_invalid`: there is no queue, or SQLite is too old.
+            StoreError: `receipt_store_failed`, the database cannot be reached.
         """
         if self.is_new and not may_make:
-            raise self._none_there
+            hint = "check --engine; `backplane queue submit`, `worker` and `limit` create a queue"
+            raise _invalid(f"no queue at {self.url.removeprefix('sqlite:///')}", hint)
         from backplane.scale.durable import DurableEngine
 
         return DurableEngine(self.url, **settings)

@@ -33,13 +33,13 @@ END_S: Final = 0.1
 """Seconds between two polls for the result, which follows the last event."""
 
 
-def find_queue(args: Args, *, may_make: bool = True) -> QueuePlace:
+def find_queue(args: Args) -> QueuePlace:
     """Return the queue that these options name.
 
     Raises:
         ConfigError: `config_invalid`: no such label or priority, or as `QueuePlace`.
     """
-    place = QueuePlace(args.engine, getattr(args, "content", None), may_make=may_make)
+    place = QueuePlace(args.engine, getattr(args, "content", None))
     if getattr(args, "label", None) is not None:
         check_label(args.label)
     check_priority(getattr(args, "priority", None))
@@ -61,7 +61,7 @@ def opened(place: QueuePlace, *, may_make: bool = True, **settings: float) -> It
 @contextmanager
 def opened_order(args: Args) -> Iterator[tuple[DurableEngine, QueuePlace, str]]:
     """Open the queue that the options name; yield it with its place and the id of the order."""
-    place = find_queue(args, may_make=False)
+    place = find_queue(args)
     with opened(place, may_make=False) as engine:
         yield engine, place, engine.find(args.order)
 

@@ -28,7 +28,7 @@ def options(p: Parser) -> None:
 
 def run(args: Args) -> int:
     given = _given(args)
-    with opened(find_queue(args, may_make=bool(given)), may_make=bool(given)) as engine:
+    with opened(find_queue(args), may_make=bool(given)) as engine:
         limits = engine.limits(args.label)
         if given:
             limits = msgspec.structs.replace(limits, **given)

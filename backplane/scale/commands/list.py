@@ -20,11 +20,11 @@ def options(p: Parser) -> None:
 
 def run(args: Args) -> int:
     within(args, "limit", 1)
-    place = find_queue(args, may_make=False)
-    if place.is_new:
+    place = find_queue(args)
+    if place.is_new and args.engine is None:  # This user has no queue yet.
         streams.write_rows((), order_line, "no orders", as_json=args.json)
         return 0
-    with opened(place) as engine:
+    with opened(place, may_make=False) as engine:
         orders = engine.list(limit=args.limit, label=args.label, outcomes=True)
     streams.write_rows(orders, order_line, "no orders", as_json=args.json)
     return 0

@@ -18,6 +18,6 @@ def options(p: Parser) -> None:
 
 def run(args: Args) -> int:
     within(args, "keep", 0)
-    with opened(find_queue(args, may_make=False), may_make=False) as engine:
+    with opened(find_queue(args), may_make=False) as engine:
         streams.write(f"{engine.prune(args.keep)} ended orders removed\n")
     return 0

@@ -42,11 +42,11 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(args: Args) -> int:
-    place = find_queue(args, may_make=False)
+    place = find_queue(args)
     orders: Sequence[Status] = ()
     workers: Sequence[Worker] = ()
-    if not place.is_new:
-        with opened(place) as engine:
+    if not place.is_new or args.engine is not None:  # Otherwise, this user has no queue yet.
+        with opened(place, may_make=False) as engine:
             orders = engine.list(limit=LISTED_MAX, label=args.label)
             workers = [one for one in engine.ledger.workers() if args.label in (None, one.label)]
     _show_counts(_counts(orders, workers), as_json=args.json)
