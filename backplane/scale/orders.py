@@ -132,9 +132,6 @@ def make_job(
     """
     check_settings(order)
     check_secrets(order)
-    on_lost: OnLostWorker | None = order.abp("on_lost_worker")
-    if on_lost not in (None, "rerun", "fail"):
-        raise ConfigError("config_invalid", "config.vendor.abp.on_lost_worker is neither 'rerun' nor 'fail'")
     check_label(label)
     if order.workspace.mode != "staged":
         fact = "an order of mode pass_through works in a folder of this machine, which a worker may not have"
@@ -146,21 +143,27 @@ def make_job(
     tree = packer.pack(order, ignored=ignored)
     spec = msgspec.structs.replace(order.workspace, root=".", include=(), exclude=())
     order = msgspec.structs.replace(order, workspace=spec)
-    return Job(order, on_lost or default_on_lost(order), label, backend, tree, asks)
+    on_lost: OnLostWorker = order.abp("on_lost_worker") or default_on_lost(order)
+    return Job(order, on_lost, label, backend, tree, asks)
 
 
 def secret_names(order: WorkOrder) -> tuple[str, ...]:
-    """Return the variables that a worker must supply. Raises ConfigError `config_invalid` if it is no list of names."""
-    names = order.abp("secrets") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) and re.fullmatch(_NAME, name) for name in names):
+    """Return the variables that a worker must supply. Raises ConfigError `config_invalid` if one is not a name."""
+    names: list[str] = order.abp("secrets") or []
+    if not all(re.fullmatch(_NAME, name) for name in names):
         fact = "config.vendor.abp.secrets is not a list of names of variables"
         raise ConfigError("config_invalid", fact, hint='give names, as ["SERVICE_KEY"]; set the values on the workers')
     return tuple(names)
 
 
-def server_values(server: Json) -> list[tuple[str, str, Json]]:
+def servers_of(order: WorkOrder) -> list[dict[str, Any]]:
+    """Return the MCP servers of an order."""
+    return order.abp("mcp_servers") or []
+
+
+def server_values(server: dict[str, Any]) -> list[tuple[str, str, Json]]:
     """Return the values that an MCP server of an order gets: `env` or `headers`, name and value."""
-    kinds = [(kind, server.get(kind)) for kind in ("env", "headers")] if isinstance(server, dict) else []
+    kinds = [(kind, server.get(kind)) for kind in ("env", "headers")]
     return [(kind, name, value) for kind, values in kinds if isinstance(values, dict) for name, value in values.items()]
 
 
@@ -175,8 +178,7 @@ def check_secrets(order: WorkOrder) -> None:
         fact = f"config.env has values ({', '.join(sorted(order.config.env))[:200]}); a queue stores no values"
         hint = "give only the name, --secret NAME (config.vendor.abp.secrets), and set the value on the workers"
         raise ConfigError("config_invalid", fact, hint=hint)
-    servers: Any = order.abp("mcp_servers")
-    for server in servers if isinstance(servers, list) else ():
+    for server in servers_of(order):
         for kind, name, value in server_values(server):
             if not isinstance(value, str) or not re.fullmatch(rf"\${_NAME}", value):
                 fact = f"the MCP server {str(server.get('name'))!r} has a value in {kind}.{name}"

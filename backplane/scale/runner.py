@@ -27,7 +27,7 @@ from backplane.runtime.place import incoming, quota_of
 from backplane.runtime.plane import ControlPlane, Run
 from backplane.scale.content import Contents
 from backplane.scale.engine import LOST_MAX, Attempt, Control, Emit, Job, LimitPause, OrderResult
-from backplane.scale.orders import check_secrets, secret_names, server_values
+from backplane.scale.orders import check_secrets, secret_names, server_values, servers_of
 from backplane.workspace import archive
 
 LOOK_S: Final = 0.1
@@ -253,8 +253,7 @@ def _filled(order: WorkOrder, job: Job, environ: Mapping[str, str]) -> WorkOrder
     Raises:
         ConfigError: `config_invalid`, this worker has no such variable.
     """
-    servers: Any = order.abp("mcp_servers")
-    named = list(servers) if isinstance(servers, list) else []
+    named = list(servers_of(order))
     names = {*secret_names(job.order), *(str(value)[1:] for one in named for _, _, value in server_values(one))}
     if missing := sorted(names - set(environ)):
         fact = f"the order needs the variable {missing[0]}, and this worker does not have it"
