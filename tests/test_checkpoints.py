@@ -18,12 +18,12 @@ from backplane.config import Settings
 from backplane.contract.capability import Requirement, Requirements
 from backplane.contract.events import Approval, ApprovalAnswered, Carried, Warned
 from backplane.contract.work import PolicyProfile, WorkOrder
-from backplane.errors import CODES
+from backplane.errors import CODES, WorkspaceError
 from backplane.receipts.store import Store
 from backplane.runtime.backends import Backend
 from backplane.runtime.run import Run
+from backplane.workspace import Workspace
 from backplane.workspace import checkpoints as kept
-from backplane.workspace.pack import blob_id
 from tests.runs import QUICK, backplane_of, check, ended, order, plane, script
 
 pytestmark = pytest.mark.anyio
@@ -100,17 +100,17 @@ def auto(root: Path, *steps: dict[str, Any], mode: str = "staged", **members: An
     return order(root, *steps, mode=mode, **members).with_abp("checkpoints", "auto")
 
 
-async def test_a_tree_is_named_as_git_names_it(mock: Backend, backplane_home: Path, root: Path) -> None:
-    names: list[str] = []
-
-    async def keep(run: Run, place: Path) -> None:
-        made: Any = run.facts.added["checkpoints"]
-        git(place, "add", "-A")
-        names.extend((made["made"][-1]["tree"], git(place, "write-tree")))
-
-    work = auto(root, write("sub/b.txt", "b"), write("a.txt", "2"), PAUSE, policy=APPROVAL)
-    async with driven(backplane_home, work, mock, keep):
-        assert names[0] == names[1]
+async def test_a_tree_is_read_by_git(mock: Backend, backplane_home: Path, root: Path) -> None:
+    work = auto(root, write("sub/b.txt", "b"), write("a.txt", "2"), {"delete": "keep.txt"})
+    async with driven(backplane_home, work, mock) as run:
+        names = [one["tree"] for one in told(run)["made"]]
+    assert run.folder is not None
+    repo = run.folder / "repo.git"
+    assert git(repo, "ls-tree", "-r", "--name-only", names[1]) == "b/sub/b.txt"
+    changes = git(repo, "diff", "--name-status", f"{names[2]}:a", f"{names[2]}:b")
+    assert changes.split() == ["M", "a.txt", "A", "sub/b.txt"]
+    assert len(list((repo / "objects/pack").glob("*.pack"))) == 1
+    git(repo, "fsck", "--strict", "--full")
 
 
 # Before tools ---------------------------------------------------------------------------------------------------------
@@ -146,7 +146,6 @@ async def test_the_oldest_checkpoints_make_room(
     mock: Backend, backplane_home: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "CHECKPOINTS_MAX", 3)
-    monkeypatch.setattr(kept, "BYTES_MAX", 40_000)
 
     steps = [write("a.txt", str(n) * 10_000) for n in range(4)]
     work = auto(root, *steps, *[write("b.txt", str(n)) for n in range(3)])
@@ -156,20 +155,26 @@ async def test_the_oldest_checkpoints_make_room(
     assert [one["name"] for one in made] == ["c5", "c6", "c7"]
     assert told(run)["dropped"] == 4
     assert run.folder is not None
-    blobs = list((run.folder / "checkpoints/blobs").iterdir())
-    assert sum(path.stat().st_size for path in blobs) <= 40_000
-    assert len(list((run.folder / "checkpoints").glob("*.json"))) == 3
+    kept_refs = git(run.folder / "repo.git", "for-each-ref", "--format=%(refname:short)").split()
+    assert kept_refs == ["c5", "c6", "c7", "end"]
 
 
 async def test_a_checkpoint_that_cannot_be_made_is_told_and_holds_nothing_up(
     mock: Backend, backplane_home: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "BYTES_MAX", 10)
+    real, calls = Workspace.snapshot, iter(range(9))
+
+    def full(self: Workspace, branch: str) -> Any:
+        if next(calls) == 1:
+            raise WorkspaceError("execution_workspace_error", "no room")
+        return real(self, branch)
+
+    monkeypatch.setattr(Workspace, "snapshot", full)
     async with driven(backplane_home, auto(root, write("a.txt", "x" * 100), write("b.txt", "y")), mock) as run:
         assert run.end_error is None
     assert told(run)["failed"] == 1
     words = [event.message for event in run.receipt.trace if isinstance(event, Warned | Carried)]
-    assert any("10 bytes at most" in text for text in words)
+    assert any("no room" in text for text in words)
     assert [one["files"] for one in told(run)["made"]] == [0]
 
 
@@ -223,7 +228,7 @@ async def test_the_patch_as_of_a_checkpoint_is_applied_by_the_command_line(
     assert [line.split()[0] for line in text.splitlines()] == ["c1", "c2", "c3", "c4"]
     code, text = command("rewind", "--json", run.id)
     rows = [json.loads(line) for line in text.splitlines()]
-    assert [row["record_sha256"] for row in rows] == [one["record_sha256"] for one in told(run)["made"]]
+    assert [row["tree"] for row in rows] == [one["tree"] for one in told(run)["made"]]
     code, text = command("apply", run.id, "--at", "c2", "--check")
     assert (code, text) == (0, f"would change 1 file in {root}\n  a.txt\n")
     assert (root / "a.txt").read_text() == "alpha\n"
@@ -237,10 +242,8 @@ async def test_a_patch_whose_record_was_edited_is_found_by_verify_and_neither_ap
     run = await three_states(backplane_home, root, mock, "staged")
     before, folder = tree(root), backplane_home / "runs" / run.id
     assert command("receipts", "verify", run.id)[0] == 0
-    evil = blob_id(b"evil\n").hex()
-    (folder / "patch.blobs" / evil).write_bytes(b"evil\n")
     record = json.loads((folder / "patch.json").read_text())
-    record["files"].append({"path": "evil.sh", "before": None, "after": {"mode": "100755", "blob": evil}})
+    record["tree"] = told(run)["made"][1]["tree"]
     (folder / "patch.json").write_text(json.dumps(record))
     for words in (["apply", run.id], ["apply", run.id, "--check"], ["rewind", run.id, "start"]):
         code, text = command(*words)
@@ -280,11 +283,11 @@ async def test_wrong_words_after_the_end_are_named(mock: Backend, backplane_home
     assert code == 1
     assert "had changed nothing" in text
     assert run.folder is not None
-    record = run.folder / "checkpoints/c2.json"
-    record.write_text(record.read_text().replace("a.txt", "../a.txt"))
+    (pack,) = (run.folder / "repo.git/objects/pack").glob("*.pack")
+    pack.unlink()
     code, text = command("rewind", run.id, "c2")
     assert code == 1
-    assert "is not what was kept" in text
+    assert "git ls-tree ended with" in text
     assert tree(root) == {"a.txt": "2\n", "b.txt": "b\n"}
 
 
@@ -315,6 +318,6 @@ anyio.run(main)
 async def test_prune_removes_checkpoints_with_the_rest(mock: Backend, backplane_home: Path, root: Path) -> None:
     run = await three_states(backplane_home, root, mock, "pass_through")
     assert run.folder is not None
-    assert (run.folder / "checkpoints").is_dir()
+    assert (run.folder / "repo.git").is_dir()
     assert command("prune", "--keep", "0")[0] == 0
     assert [path.name for path in run.folder.iterdir()] == ["link.json"]

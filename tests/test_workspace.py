@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import json
 import os
 import shutil
 import socket
@@ -21,7 +22,8 @@ from hypothesis import strategies as st
 
 from backplane.errors import PolicyError, WorkspaceError
 from backplane.workspace import Patch, Quota, Workspace, apply_patch, collect, open_workspace, writing
-from backplane.workspace.pack import blob_id
+from backplane.workspace.patch import load
+from backplane.workspace.repo import Repo, state_commands
 from tests.receipt_writer import memory_of
 
 BIG = Quota(bytes_max=1 << 30, files_max=100_000)
@@ -622,8 +624,9 @@ def test_a_write_that_failed_in_the_middle_goes_on(place: Place, fail_at: int, m
 
         def move(*args: Any, real: Callable[..., None], **kwargs: Any) -> None:
             nonlocal left
-            left -= kwargs.keys() >= {"src_dir_fd"} or kwargs.keys() >= {"dir_fd"}
-            if left == 0:
+            counts = str(args[0]).startswith(str(place.original))
+            left -= counts
+            if counts and left == 0:
                 raise OSError(errno.EIO, "made to fail")
             real(*args, **kwargs)
 
@@ -689,11 +692,23 @@ OUTSIDE = ["../evil", "/tmp/evil", "a/../../evil", ".git/hooks/x", "sub/.GIT/con
 def test_a_patch_that_would_leave_the_root_is_refused(place: Place, name: str) -> None:
     place.write({"a": "a\n"})
     place.patch_of([("b", "B\n")])
-    record = place.run_dir / "patch.json"
-    record.write_text(record.read_text().replace('"b"', f'"{name}"'))
+    leaf = [0o100644, git("hash-object", "--stdin", cwd=place.base).decode().strip()]
+    mark = {"command": "apply", "root": str(place.original), "token": "t", "targets": [[name, None, leaf]]}
+    writing.mark_of(place.run_dir).write_text(json.dumps(mark) + "\n")
     with pytest.raises(WorkspaceError, match="not a file of the workspace"):
         apply_patch(place.run_dir)
     assert not (place.base / "evil").exists()
+
+
+def test_a_state_that_would_leave_the_root_is_refused(place: Place) -> None:
+    place.write({"a": "a\n"})
+    place.patch_of([("b", "B\n")])
+    repo, record = Repo(place.run_dir / "repo.git"), place.run_dir / "patch.json"
+    (leaf,) = [target.after for target in load(place.run_dir).targets.values() if target.after is not None]
+    state = repo.state(repo.load(iter((state_commands("forged", {}, {"../evil": leaf}),))))
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"tree": state.tree}))
+    with pytest.raises(WorkspaceError, match="not a file of the workspace"):
+        apply_patch(place.run_dir)
 
 
 def test_a_link_in_the_original_is_never_followed(place: Place) -> None:
@@ -719,7 +734,7 @@ def test_a_hard_link_in_the_original_does_not_carry_a_change_outside(place: Plac
     assert (place.base / "outside").read_text() == "o\n"
 
 
-def test_an_edited_patch_or_content_is_refused(place: Place) -> None:
+def test_an_edited_patch_is_refused(place: Place) -> None:
     place.write({"a": "a\n"})
     patch = place.patch_of([("a", "A\n")])
     text = patch.path.read_bytes()
@@ -727,10 +742,6 @@ def test_an_edited_patch_or_content_is_refused(place: Place) -> None:
     with pytest.raises(WorkspaceError, match="not what the run left"):
         apply_patch(place.run_dir)
     patch.path.write_bytes(text)
-    for blob in (place.run_dir / "patch.blobs").iterdir():
-        blob.write_bytes(b"forged")
-    with pytest.raises(WorkspaceError, match="not what was kept"):
-        apply_patch(place.run_dir)
     with pytest.raises(WorkspaceError, match="no patch"):
         apply_patch(place.base)
 
@@ -745,14 +756,15 @@ def test_a_record_is_checked_where_the_receipt_names_it(place: Place) -> None:
 
 
 @pytest.mark.parametrize("damage", ["forged", "short", "gone"])
-def test_a_content_that_shows_late_to_be_another_changes_nothing_and_leaves_nothing(place: Place, damage: str) -> None:
+def test_contents_that_are_not_as_they_were_kept_change_nothing_and_leave_nothing(place: Place, damage: str) -> None:
     place.write({"a": "a\n", "b": "b\n", "gone": "g\n"})
-    place.patch_of([("a", "A\n"), ("b", b"B" * 3_000_000), ("gone", None)])
-    blob = place.run_dir / "patch.blobs" / blob_id(b"B" * 3_000_000).hex()
-    if damage == "gone":
-        blob.unlink()
-    else:
-        blob.write_bytes(b"B" * 2_999_999 + b"C" * (damage == "forged"))
+    place.patch_of([("a", "A\n"), ("b", os.urandom(3_000_000)), ("gone", None)])
+    (pack,) = (place.run_dir / "repo.git/objects/pack").glob("*.pack")
+    data = pack.read_bytes()
+    half = len(data) // 2
+    pack.unlink()
+    if damage != "gone":
+        pack.write_bytes(data[:half] + (b"C" * 99 + data[half + 99 :] if damage == "forged" else b""))
     before = snapshot(place.original)
     for check in (True, False):
         with pytest.raises(WorkspaceError):
@@ -782,15 +794,13 @@ def test_a_patch_can_be_applied_to_another_folder(place: Place) -> None:
     assert (place.original / "a").read_text() == "a\n"
 
 
-def test_without_git_a_change_is_an_error_that_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_a_workspace_is_an_error_that_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.write({"a": "a\n"})
     monkeypatch.setenv("PATH", str(place.base))
-    with place.staged() as found:
-        assert found.difference().bytes == 0
-        (found.root / "a").write_text("b\n")
-        with pytest.raises(WorkspaceError) as caught:
-            found.difference()
+    with pytest.raises(WorkspaceError) as caught:
+        place.open()
     assert caught.value.hint == "install git"
+    assert not place.stage_dir.exists()
 
 
 NAMES = st.sampled_from(["a", "b", "c d", "é", "d/x", "d/y", "d/e/z", "\udcff", "-o"])

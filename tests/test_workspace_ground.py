@@ -39,7 +39,7 @@ def test_the_state_folder_is_never_staged_and_never_written_by_a_patch(place: Pl
     with place.staged(state=home) as found:
         assert sorted(path.decode() for path in snapshot(found.root)) == ["a.txt", "deep", "deep/b.txt"]
         forge(found, "a.txt", "deep/.state/runs/new/head.jsonl", "deep/.state/receipts.sqlite3")
-        kept = Checkpoints(found, place.run_dir).make("2026-01-01T00:00:00Z")
+        kept = Checkpoints(found).make("2026-01-01T00:00:00Z")
         assert kept is not None
         assert (kept.files, kept.left_out) == (1, 1)
         patch = found.difference()

@@ -13,8 +13,7 @@ import pytest
 
 from backplane.contract.events import AssistantDelta, Warned
 from backplane.contract.work import PolicyProfile
-from backplane.workspace import git as git_itself
-from backplane.workspace import history
+from backplane.workspace import history, repo
 from tests.all.doors.test_contain import cell, control
 from tests.runs import go, order
 from tests.test_workspace import Place, git, place
@@ -423,7 +422,7 @@ def test_nothing_of_the_original_is_run(place: Place) -> None:
         git("status", cwd=found.root)
         git("log", "-p", cwd=found.root)
     assert not mark.exists()
-    assert git_itself.GIT_S_MAX > history.LOG_S_MAX
+    assert repo.GIT_S_MAX > history.LOG_S_MAX
 
 
 # In a run ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Final
 
@@ -71,7 +71,7 @@ def run_tool(
     *,
     env: Mapping[str, str],
     cwd: str | None = None,
-    stdin: bytes = b"",
+    stdin: bytes | Iterable[bytes] = b"",
     timeout_s: float = TOOL_S_MAX,
     output_bytes_max: int = TOOL_OUTPUT_BYTES_MAX,
     stdout_path: str | None = None,
@@ -84,7 +84,8 @@ def run_tool(
 
     Args:
         env: the whole environment.
-        stdin: the tool's input.
+        stdin: the tool's input; each piece of an iterable is taken once the tool has read the one before, and the time
+            limit begins anew then.
         output_bytes_max: limit of stdout, in memory or in the file `stdout_path` (made with mode 0600).
         stopped: called repeatedly; a true result or an exception kills the tool.
         tied: the kernel kills the tool if this process is killed.
@@ -95,6 +96,7 @@ def run_tool(
         OSError: the file cannot be opened or written.
     """
     command = StartCommand(tuple(argv), dict(env), cwd)
+    pieces = iter((stdin,) if isinstance(stdin, bytes) else stdin)
     with ExitStack() as opened:
         sink = opened.enter_context(open(stdout_path, "wb", opener=_private)) if stdout_path else None
         tool = _spawn_tied(command, opened) if tied else spawn(command, _PIPES)
@@ -104,12 +106,11 @@ def run_tool(
         except OSError as fault:
             raise spawn_failed(command, fault) from fault
         opened.callback(os.close, end)
-        talk = _Talk(tool, argv[0], end, stdin, output_bytes_max, sink.write if sink else None)
+        talk = _Talk(tool, argv[0], end, pieces, output_bytes_max, sink.write if sink else None)
         opened.callback(talk.pipes.close)
-        now_s = look_s = time.monotonic()
-        deadline_s = now_s + timeout_s
+        look_s = time.monotonic()
         while not talk.has_ended:
-            now_s = time.monotonic()
+            now_s, deadline_s = time.monotonic(), talk.last_s + timeout_s
             if now_s >= look_s:
                 look_s = now_s + _WANTED_LOOK_S
                 if stopped():
@@ -159,14 +160,16 @@ class _Talk:
         tool: subprocess.Popen[bytes],
         name: str,
         end: int,
-        stdin: bytes,
+        stdin: Iterator[bytes],
         output_bytes_max: int,
         sink: Callable[[bytes], int] | None,
     ) -> None:
         self.stdout, self.stderr = bytearray(), bytearray()
         self.has_ended = False
         """True once the tool has ended; it is not reaped yet, so no other group can have its number."""
-        self._name, self._unsent, self._take = name, memoryview(stdin), sink or self.stdout.extend
+        self.last_s = time.monotonic()
+        """When the tool was started, or the latest piece of its input was taken."""
+        self._name, self._stdin, self._unsent, self._take = name, stdin, memoryview(b""), sink or self.stdout.extend
         self._left_bytes = self._output_bytes_max = output_bytes_max
         self.pipes = selectors.DefaultSelector()
         """The open pipes and the pidfd, each with the method that handles it and returns False at its end."""
@@ -195,13 +198,18 @@ class _Talk:
         return False
 
     def _write(self, fd: int) -> bool:
+        if not self._unsent:
+            piece = next(self._stdin, None)
+            if piece is None:
+                return False
+            self._unsent, self.last_s = memoryview(piece), time.monotonic()
         try:
-            self._unsent = self._unsent[os.write(fd, self._unsent[:READ_BYTES_MAX]) if self._unsent else 0 :]
+            self._unsent = self._unsent[os.write(fd, self._unsent[:READ_BYTES_MAX]) :]
         except BlockingIOError:
             return True
         except BrokenPipeError:
             return False
-        return bool(self._unsent)
+        return True
 
     def _read(self, fd: int) -> bool:
         chunk = os.read(fd, READ_BYTES_MAX)

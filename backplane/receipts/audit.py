@@ -24,7 +24,7 @@ from backplane.receipts.trace import CHUNK_BYTES, Trace, open_plain
 
 _EMPTY_SHA256: Final = canonical.sha256_hex(b"")
 
-_RECORD, _CONTENTS = "patch.json", "patch.blobs"
+_RECORD, _CONTENTS = "patch.json", "repo.git"
 """From which a patch is applied; a receipt that came from elsewhere has neither beside it."""
 
 _RECORD_BYTES_MAX: Final = 256 << 20

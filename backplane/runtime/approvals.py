@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -77,9 +76,9 @@ class Approvals:
         self._remembered: dict[tuple[str, ...], Decision] = {}
         """Decisions for the rest of the run, by the key that `remembered_by` returns."""
 
-    def open_checkpoints(self, workspace: Workspace, run_dir: Path) -> None:
+    def open_checkpoints(self, workspace: Workspace) -> None:
         """Have a checkpoint made before every tool that may write."""
-        self.checkpoints = RunCheckpoints(workspace, run_dir, self._facts, self._record)
+        self.checkpoints = RunCheckpoints(workspace, self._facts, self._record)
 
     async def close(self) -> None:
         """Wait until no checkpoint is being made."""

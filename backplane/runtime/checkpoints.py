@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -44,14 +43,13 @@ class RunCheckpoints:
 
     Args:
         workspace: the workspace to save.
-        run_dir: the run's folder, which stores the checkpoints.
         record: reports each checkpoint and each failure.
     """
 
-    def __init__(self, workspace: Workspace, run_dir: Path, facts: RunState, record: RunRecord) -> None:
+    def __init__(self, workspace: Workspace, facts: RunState, record: RunRecord) -> None:
         from backplane.workspace.checkpoints import Checkpoints  # Imported here, as most runs make none.
 
-        self._kept = Checkpoints(workspace, run_dir)
+        self._kept = Checkpoints(workspace)
         self._facts, self._record = facts, record
         self._failed = 0
         self._ended = False

@@ -261,8 +261,7 @@ class Drive:
         # The folder on another machine is not known here; the control plane there judges paths by this policy.
         facts.root = "/" if workspace is None else str(workspace.root)
         if workspace is not None and requirements.checkpoints:
-            assert self.place.journal is not None
-            self.approvals.open_checkpoints(workspace, self.place.journal.folder)
+            self.approvals.open_checkpoints(workspace)
         order = requirements.order_at(facts.root)
         host.send(wire.RunMessage(id=facts.run_id, work_order=order, extensions=requirements.extensions))
         self.ending.was_sent = True

@@ -16,8 +16,8 @@ from backplane.receipts.journal import RECEIPT, Journal, failed_fact, head_fact
 from backplane.receipts.recovery import describe, is_live, note_late
 from backplane.receipts.state import RunState
 from backplane.receipts.store import Store
-from backplane.workspace import collect, writing
-from backplane.workspace.tree import open_root, opened
+from backplane.workspace import collect, slim, writing
+from backplane.workspace.tree import opened
 
 if TYPE_CHECKING:
     from backplane.contract.receipt import Receipt
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from backplane.receipts.signatures import Signer
     from backplane.workspace import Workspace
 
+
+_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _COPIES: Final = (("stage",), ("scratch",), ("incoming",))
 """Folders of the state folder in which agents work."""
@@ -159,7 +161,7 @@ class StateFolder:
         try:
             os.makedirs(scratch, 0o700)
             if lock:
-                folder = open_root(scratch)
+                folder = os.open(scratch, _FOLDER_FLAGS)
                 if not try_lock(folder) or not scratch.exists():
                     raise FileNotFoundError(errno.ENOENT, "it was swept while it was made")
         except OSError as error:
@@ -177,13 +179,17 @@ class StateFolder:
 
     def _is_locked(self, name: str) -> bool:
         """Return True if a host that waits for its order has locked the folders of this name."""
-        with suppress(OSError), opened(open_root(self.scratch_of(name))) as folder:
+        with suppress(OSError), opened(os.open(self.scratch_of(name), _FOLDER_FLAGS)) as folder:
             return not try_lock(folder)
         return False  # The folder is missing, or on a network file system, which locks no folders.
 
     def _clean(self, orphan: Orphan) -> None:
         self._keep_work(orphan)
         self._collect(self.scratch_of(orphan.run_id))
+        try:
+            slim(orphan.folder)
+        except (WorkspaceError, OSError) as error:
+            self.add_problems(f"{orphan.run_id}: {error}; `backplane prune` removes it")
 
     def _keep_work(self, orphan: Orphan) -> None:
         """Keep the copy of a run that was cut off, if only the copy has the run's changes; otherwise remove it."""

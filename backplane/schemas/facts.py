@@ -99,7 +99,7 @@ RULES: Final[dict[str, Json]] = {
 PRINTED_FIELDS: Final[dict[tuple[str, str], Json]] = {
     ("cli_backends", "manifest"): {"type": ["object", "null"], "additionalProperties": _LEVEL},
     ("cli_checkpoints", "at"): {"pattern": TIME_WRITTEN},
-    ("cli_checkpoints", "tree"): {"pattern": "^[0-9a-f]{40}$"},
+    ("cli_checkpoints", "tree"): {"pattern": "^([0-9a-f]{40}|[0-9a-f]{64})$"},
     ("cli_receipts_audit", "run_id"): {"pattern": _UUID_WRITTEN},
     ("cli_receipts_checkpoint", "link"): _SHA256,
     ("cli_receipts_checkpoint", "time"): {"pattern": TIME_WRITTEN},

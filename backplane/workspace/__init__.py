@@ -1,9 +1,9 @@
 """The place an agent works in, and what it changed there.
 
-A folder goes in; a copy, or the folder itself, is worked in; a git patch comes out, which can be
-put into the original later. `place` opens and closes, `stage` copies, `baseline` compares,
-`patch` keeps the result, `apply`, `bare` and `writing` write it; `tree`, `copying`, `pack` and
-`git` are what they stand on.
+A folder goes in; a copy, or the folder itself, is worked in; a git patch comes out, which can be put into the original
+later. `workspace` opens, copies and closes, `baseline` compares, `repo` is the run's repository of states, `patch` and
+`checkpoints` name them, `apply`, `bare` and `writing` write them; `repository` and `history` read the original's own
+repository; `tree` and `copying` are what they stand on.
 """
 
 from backplane.workspace.apply import Applied, apply_patch, go_on
@@ -11,7 +11,7 @@ from backplane.workspace.bare import apply_bare
 from backplane.workspace.history import object_folders
 from backplane.workspace.patch import Change
 from backplane.workspace.tree import Quota
-from backplane.workspace.workspace import Patch, Workspace, collect, open_workspace
+from backplane.workspace.workspace import Patch, Workspace, collect, open_workspace, slim
 
 __all__ = [
     "Applied",
@@ -25,4 +25,5 @@ __all__ = [
     "go_on",
     "object_folders",
     "open_workspace",
+    "slim",
 ]

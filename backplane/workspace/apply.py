@@ -11,42 +11,32 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from backplane.errors import WorkspaceError
-from backplane.workspace import git, writing
+from backplane.workspace import writing
 from backplane.workspace.baseline import git_mode
-from backplane.workspace.pack import LINK, Leaf, blob_id
-from backplane.workspace.patch import (
-    BLOBS_NAME,
-    CHECKPOINTS_NAME,
-    CODE,
-    PathTarget,
-    SavedPatch,
-    failure,
-    hashed,
-    load,
-    names,
-)
+from backplane.workspace.patch import PathTarget, SavedPatch, failure, load, names
+from backplane.workspace.repo import CODE, LINK, REPO_NAME, Leaf, Repo, blob_command, blob_hash, blob_id
 from backplane.workspace.tree import (
     FILE_FLAGS,
+    READ_BYTES,
     Quota,
     list_tree,
     look_at,
-    open_folder,
-    open_root,
     opened,
-    parent,
     printable,
     scope,
 )
 from backplane.workspace.writing import Command, Mark, Writing, folders_above
 
 APPLIED_ALREADY: Final = "the patch is applied already"
+
+Targets = Mapping[str, PathTarget]
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -99,8 +89,8 @@ def apply_patch(
         saved = saved if saved is not None else load(run_dir, record_sha256)
         if root is None and saved.mode == "pass_through":
             raise failure("the run worked in place, so its changes are there already", "nothing is left to do")
-        where = Path(saved.root) if root is None else root.resolve(strict=True)
-        return put(run_dir, where, "apply", lambda _: saved, check=check, merge=merge, done=done)
+        targets = saved.targets
+        return put(run_dir, root or Path(saved.root), "apply", lambda: targets, check=check, merge=merge, done=done)
 
 
 def go_on(run_dir: Path, root: Path | None = None, *, check: bool = False, merge: bool = False) -> Applied | None:
@@ -108,10 +98,8 @@ def go_on(run_dir: Path, root: Path | None = None, *, check: bool = False, merge
     begun = writing.read_mark(run_dir)
     if begun is None or begun.command != "apply":
         return None
-    none = SavedPatch(begun.root, "staged", {}, {}, blobs_of(run_dir))
     with explained(run_dir):
-        where = Path(begun.root) if root is None else root.resolve(strict=True)
-        return put(run_dir, where, "apply", lambda _: none, check=check, merge=merge)
+        return put(run_dir, root or Path(begun.root), "apply", dict, check=check, merge=merge)
 
 
 @contextlib.contextmanager
@@ -129,7 +117,7 @@ def put(
     run_dir: Path,
     root: Path,
     command: Command,
-    make: Callable[[int], SavedPatch],
+    make: Callable[[], Targets],
     *,
     check: bool = False,
     merge: bool = False,
@@ -139,54 +127,36 @@ def put(
 
     Args:
         command: the command that can continue this write.
-        make: returns the files, for the folder's handle; not called if a write is continued.
+        make: returns the files; not called if a write is continued.
 
     Raises:
         OSError: nothing was changed.
         WorkspaceError: as `apply_patch`.
     """
-    with opened(open_root(root)) as handle:
+    root = root.resolve(strict=True)
+    with writing.marked(run_dir) as mark:
+        begun = mark.read()
+        if begun is not None and (begun.command, begun.root) != (command, str(root)):
+            raise failure(begun.describe(run_dir.name), f"first: backplane {begun.command} {run_dir.name[:8]}")
+        targets = make() if begun is None else {target.path: target for target in begun.targets}
+        if not targets:
+            return Applied((), merged=False, root=str(root))
+        repo = Repo(run_dir / REPO_NAME)
+        if begun is not None and not check:
+            writing.remove_temporary(str(root), begun)
+        plan = _Plan(targets, str(root), repo, mark.path if begun is not None else None)
+        plan.make(merge)
         if check:
-            begun = writing.read_mark(run_dir)
-            saved = _continued(run_dir, root, command, begun)
-            plan = _Plan(saved or make(handle), handle, writing.mark_of(run_dir) if begun is not None else None)
-            plan.make(merge)
-            for leaf in [target.after for target in plan.targets if target.after is not None]:
-                if leaf.oid not in plan.made:
-                    collections.deque(plan.saved.pieces(leaf), maxlen=0)
-            return plan.applied(root)
-        with writing.marked(run_dir) as mark:
-            begun = mark.read()
-            saved = _continued(run_dir, root, command, begun)
-            if begun is not None:
-                writing.remove_temporary(handle, begun)
-            plan = _Plan(saved or make(handle), handle, mark.path if begun is not None else None)
-            plan.make(merge)
-            if plan.targets:
-                _write(run_dir, mark, handle, plan, writing.plan(command, root, plan.targets), begun)
-            applied = plan.applied(root)
-            if applied.files:
-                done(len(applied.files))
-            mark.remove()
-            return applied
+            plan.read_all()
+            return plan.applied()
+        if plan.targets:
+            _write(run_dir.name, mark, plan, writing.plan(command, root, plan.targets), begun)
+        done(len(plan.applied().files))
+        mark.remove()
+        return plan.applied()
 
 
-def _continued(run_dir: Path, root: Path, command: Command, begun: Writing | None) -> SavedPatch | None:
-    """Return the files of a write that was cut off. Raises WorkspaceError if another command must continue it."""
-    if begun is None:
-        return None
-    if (begun.command, begun.root) != (command, str(root)):
-        raise failure(begun.describe(run_dir.name), f"first: backplane {begun.command} {run_dir.name[:8]}")
-    targets = {target.path: target for target in begun.targets}
-    return SavedPatch(begun.root, "staged", targets, {}, blobs_of(run_dir))
-
-
-def blobs_of(run_dir: Path) -> tuple[Path, Path]:
-    """Return the folders of a run's contents: those of its patch, and those of its checkpoints."""
-    return run_dir / BLOBS_NAME, run_dir / CHECKPOINTS_NAME / "blobs"
-
-
-def _write(run_dir: Path, mark: Mark, root: int, plan: _Plan, planned: Writing, begun: Writing | None) -> None:
+def _write(run: str, mark: Mark, plan: _Plan, planned: Writing, begun: Writing | None) -> None:
     """Write the files of a plan.
 
     Raises:
@@ -194,19 +164,18 @@ def _write(run_dir: Path, mark: Mark, root: int, plan: _Plan, planned: Writing, 
         WorkspaceError: a file has changed meanwhile, or could not be written after others were.
     """
     try:
-        for oid, data in plan.made.items():
-            blobs_of(run_dir)[0].mkdir(mode=0o700, exist_ok=True)
-            (blobs_of(run_dir)[0] / oid.hex()).write_bytes(data)
+        plan.repo.load(map(blob_command, plan.made.values()))
         mark.write(planned)
-        places = writing.write_temporary(root, planned, plan.saved, plan.found)
+        with plan.repo.contents({leaf.oid for _, leaf, _ in planned.fresh}) as contents:
+            places = writing.write_temporary(plan.root, planned, contents, plan.found)
     except BaseException:
-        writing.remove_temporary(root, planned)
+        writing.remove_temporary(plan.root, planned)
         mark.write(begun) if begun is not None else mark.remove()
         raise
     try:
-        writing.put_in_place(root, planned, plan.found, places)
+        writing.put_in_place(plan.root, planned, plan.found, places)
     except (OSError, WorkspaceError) as error:
-        fact = f"{planned.describe(run_dir.name)}; it failed at "
+        fact = f"{planned.describe(run)}; it failed at "
         about = f"'{printable(str(error.filename))}': {error.strerror}" if isinstance(error, OSError) else error.message
         raise failure(fact + about, "mend that, then go on") from error
 
@@ -218,26 +187,31 @@ class _Plan:
         mark: the mark of the write that is continued; None for a new one.
     """
 
-    def __init__(self, saved: SavedPatch, root: int, mark: Path | None) -> None:
-        self.saved = saved
-        self.root = root
+    def __init__(self, all_targets: Targets, root: str, repo: Repo, mark: Path | None) -> None:
+        self.root, self.repo = root, repo
         self.found: dict[str, os.stat_result | None] = {}
         """The facts of each path; a file that has others when it is replaced is refused."""
         self.targets: list[PathTarget] = []
         """Paths that do not have their new content, with their present one as `before`."""
-        self.made: dict[bytes, bytes] = {}
-        """Contents that are kept nowhere yet, by git's name."""
-        self.merged = False
-        self._mark = mark
+        self.made: dict[str, bytes] = {}
+        """StoredContents that are kept nowhere yet, by git's name."""
+        self._all, self._mark, self._merged = all_targets, mark, False
         self._now: dict[str, Leaf | None] = {}
 
-    def applied(self, root: Path) -> Applied:
-        paths = self.saved.targets if self._mark is not None else [target.path for target in self.targets]
-        return Applied(tuple(map(printable, sorted(paths))), self.merged, str(root), self._mark is not None)
+    def applied(self) -> Applied:
+        paths = self._all if self._mark is not None else [target.path for target in self.targets]
+        return Applied(tuple(map(printable, sorted(paths))), self._merged, self.root, self._mark is not None)
+
+    def read_all(self) -> None:
+        """Read every new content. Raises WorkspaceError if one is not as it was kept."""
+        oids = {target.after.oid for target in self.targets if target.after is not None} - self.made.keys()
+        with self.repo.contents(oids) as contents:
+            for oid in oids:
+                collections.deque(contents.pieces(oid), maxlen=0)
 
     def make(self, merge: bool) -> None:
         """Compare every path. Raises WorkspaceError: files have changed, or conflict."""
-        targets = self.saved.targets
+        targets = self._all
         moved = [path for path, target in targets.items() if self._leaf_now(path) not in (target.before, target.after)]
         moved += self._blocked()
         if moved and not merge:
@@ -245,67 +219,45 @@ class _Plan:
             hint = f"look at them, or merge with --merge{given_up}"
             raise failure(f"changed since the run began: {names(sorted(moved))}", hint)
         results: dict[str, Leaf | None] = {path: target.after for path, target in targets.items() if path not in moved}
-        conflicts: list[str] = []
-        for path in moved:
-            try:
-                results |= self._merge(targets[path])
-            except _ConflictError:
-                conflicts.append(path)
-        if conflicts:
-            hint = "merge by hand: git apply --reject PATCH; `backplane receipts show RUN` names the patch"
-            raise failure(f"conflicts in {names(sorted(conflicts))}; nothing was changed", hint)
-        self.merged = bool(moved)
+        if moved:
+            results |= _Merge(self, targets, self._now).results(moved)
+            self._merged = True
         changed = sorted(path for path, leaf in results.items() if leaf != self._leaf_now(path))
         self.targets = [PathTarget(path, self._now[path], results[path]) for path in changed]
         if targets and not (self.targets or self._mark or merge):
             raise failure(APPLIED_ALREADY, "nothing is left to do")
 
     def _leaf_now(self, path: str) -> Leaf | None:
-        if path not in self._now:
-            self._now[path] = self._look(path)
-        return self._now[path]
-
-    def _look(self, path: str) -> Leaf | None:
         """Return a path's present leaf without following links; None if there is no file or link."""
-        self.found[path] = None
-
-        def look(folder: int, name: str, facts: os.stat_result) -> Leaf | None:
-            if stat.S_ISLNK(facts.st_mode):
-                oid = blob_id(os.fsencode(os.readlink(name, dir_fd=folder)))
-            elif stat.S_ISREG(facts.st_mode):
-                oid = _read_through(_content(folder, name))
+        if path not in self._now:
+            facts = look_at(self.root, path)
+            is_file = facts is not None and stat.S_ISREG(facts.st_mode)
+            is_known = facts is not None and (is_file or stat.S_ISLNK(facts.st_mode))
+            self.found[path] = facts if is_known else None
+            place = f"{self.root}/{path}"
+            if facts is None or not is_known:
+                self._now[path] = None
+            elif is_file:
+                self._now[path] = Leaf(git_mode(facts), _hash_file(place, sha256=self.repo.sha256))
             else:
-                return None
-            self.found[path] = facts
-            return Leaf(git_mode(facts), oid)
-
-        return look_at(self.root, path, look)
-
-    def _present(self, path: str, leaf: Leaf) -> bytes:
-        """Return the content that was seen at a path. Raises WorkspaceError if it has changed meanwhile."""
-        with opened(open_folder(self.root, parent(path))) as handle:
-            name = path[len(parent(path)) :]
-            is_link = leaf.mode == LINK
-            data = os.fsencode(os.readlink(name, dir_fd=handle)) if is_link else b"".join(_content(handle, name))
-        if blob_id(data) != leaf.oid:
-            raise failure(f"'{printable(path)}' was changed just now; nothing was applied", "try again")
-        return data
+                self._now[path] = Leaf(LINK, blob_id(os.fsencode(os.readlink(place)), sha256=self.repo.sha256))
+        return self._now[path]
 
     def _blocked(self) -> list[str]:
         """Return new paths whose place is taken: by a folder, a device, or a file or link above them."""
-        gone = {path for path, target in self.saved.targets.items() if target.after is None}
+        gone = {path for path, target in self._all.items() if target.after is None}
         return [
             path
-            for path, target in self.saved.targets.items()
+            for path, target in self._all.items()
             if target.after and not target.before and self.found[path] is None and self._in_the_way(path, gone)
         ]
 
     def _in_the_way(self, path: str, gone: set[str]) -> bool:
         for place in (*folders_above([path]), path):
-            kind = look_at(self.root, place, lambda folder, name, facts: stat.S_IFMT(facts.st_mode))
-            if kind is None or (kind != stat.S_IFDIR and place in gone):
+            facts = look_at(self.root, place)
+            if facts is None or (not stat.S_ISDIR(facts.st_mode) and place in gone):
                 return False
-            if kind != stat.S_IFDIR:
+            if not stat.S_ISDIR(facts.st_mode):
                 return True
         return not self._has_only(path, gone)
 
@@ -313,26 +265,57 @@ class _Plan:
         """Return True if a folder will be empty once these files are removed."""
         everything = scope(CODE, Quota(bytes_max=0, files_max=len(gone) * 2 + 1_000))
         try:
-            with opened(open_folder(self.root, path)) as handle:
-                listing = list_tree(handle, everything)
+            listing = list_tree(f"{self.root}/{path}", everything)
         except WorkspaceError:
             return False
-        return not listing.special and all(f"{path}/{name}" in gone for name in listing.paths())
+        return not listing.special and all(f"{path}/{name}" in gone for name, _ in listing.files)
+
+
+class _Merge:
+    """Merges files that have changed since the run began with what the run made of them."""
+
+    def __init__(self, plan: _Plan, targets: Targets, now: Mapping[str, Leaf | None]) -> None:
+        self._plan, self._targets, self._now = plan, targets, now
+        self._renames: dict[str, str] | None = None
+
+    def results(self, moved: list[str]) -> dict[str, Leaf | None]:
+        """Return the new leaf of each path. Raises WorkspaceError: there are conflicts."""
+        results: dict[str, Leaf | None] = {}
+        conflicts: list[str] = []
+        for path in moved:
+            try:
+                results |= self._merge(self._targets[path])
+            except _ConflictError:
+                conflicts.append(path)
+        if conflicts:
+            hint = "merge by hand: git apply --reject PATCH; `backplane receipts show RUN` names the patch"
+            raise failure(f"conflicts in {names(sorted(conflicts))}; nothing was changed", hint)
+        return results
 
     def _merge(self, target: PathTarget) -> dict[str, Leaf | None]:
         """Merge one path that has changed since; raises `_ConflictError`."""
-        now = self._leaf_now(target.path)
-        moved_to = next((new for new, old in self.saved.renames.items() if old == target.path), None)
-        if moved_to is not None and target.after is None and now and target.before:
+        now, moved_to = self._now[target.path], None
+        if target.after is None and target.before is not None and now is not None:
+            moved_to = self._new_name(target.path)
+        if moved_to is not None and now and target.before:
             # It was renamed there and edited here: the edit moves to the new name.
-            following = self.saved.targets[moved_to]
-            if self._leaf_now(moved_to) is not None or following.after is None:
+            following = self._targets[moved_to]
+            if self._now[moved_to] is not None or following.after is None:
                 raise _ConflictError
             both = self._merge_files(target.path, target.before, now, following.after)
             return {target.path: None, moved_to: both}
         if now is None or target.before is None or target.after is None:
             raise _ConflictError
         return {target.path: self._merge_files(target.path, target.before, now, target.after)}
+
+    def _new_name(self, path: str) -> str | None:
+        """Return the path that a file was renamed to; None if it was removed."""
+        if self._renames is None:
+            before = {each.path: each.before for each in self._targets.values() if each.before is not None}
+            after = {each.path: each.after for each in self._targets.values() if each.after is not None}
+            rows = self._plan.repo.rows_of(before, after)
+            self._renames = {os.fsdecode(row.old_path): os.fsdecode(row.path) for row in rows if row.old_path}
+        return self._renames.get(path)
 
     def _merge_files(self, path: str, base: Leaf, ours: Leaf, theirs: Leaf) -> Leaf:
         mode = theirs.mode if ours.mode == base.mode else ours.mode
@@ -344,31 +327,39 @@ class _Plan:
             return self._keep(mode, self._present(path, ours))
         if LINK in (base.mode, ours.mode, theirs.mode):
             raise _ConflictError
-        with git.scratch(self.saved.blobs[0].parent, CODE) as scratch:
-            data = self._present(path, ours)
-            both = git.merge(scratch, data, self.saved.content(base), self.saved.content(theirs))
+        with self._plan.repo.contents((base.oid, theirs.oid)) as contents:
+            both = self._plan.repo.merge(self._present(path, ours), contents.read(base.oid), contents.read(theirs.oid))
         if both is None:
             raise _ConflictError
         return self._keep(mode, both)
 
+    def _present(self, path: str, leaf: Leaf) -> bytes:
+        """Return the content that was seen at a path. Raises WorkspaceError if it has changed meanwhile."""
+        place = f"{self._plan.root}/{path}"
+        if leaf.mode == LINK:
+            data = os.fsencode(os.readlink(place))
+        else:
+            with open(os.open(place, FILE_FLAGS), "rb") as file:
+                data = file.read()
+        if blob_id(data, sha256=self._plan.repo.sha256) != leaf.oid:
+            raise failure(f"'{printable(path)}' was changed just now; nothing was applied", "try again")
+        return data
+
     def _keep(self, mode: int, data: bytes) -> Leaf:
-        leaf = Leaf(mode, blob_id(data))
-        self.made[leaf.oid] = data
+        leaf = Leaf(mode, blob_id(data, sha256=self._plan.repo.sha256))
+        self._plan.made[leaf.oid] = data
         return leaf
 
 
-def _content(folder: int, name: str) -> Generator[bytes, None, bytes]:
-    """Yield a regular file's content in pieces; return git's name of it. Raises OSError."""
-    with opened(os.open(name, FILE_FLAGS, dir_fd=folder)) as file:
-        return (yield from hashed(file, os.fstat(file).st_size))
-
-
-def _read_through(pieces: Generator[bytes, None, bytes]) -> bytes:
-    while True:
-        try:
-            next(pieces)
-        except StopIteration as end:
-            return bytes(end.value)
+def _hash_file(path: str, *, sha256: bool) -> str:
+    """Return git's name of a file's content, read in pieces. Raises OSError."""
+    with opened(os.open(path, FILE_FLAGS)) as file:
+        left = os.fstat(file).st_size
+        digest = blob_hash(left, sha256=sha256)
+        while left > 0 and (piece := os.read(file, min(left, READ_BYTES))):
+            left -= len(piece)
+            digest.update(piece)
+    return str(digest.hexdigest())
 
 
 class _ConflictError(Exception):

@@ -6,7 +6,6 @@ folder, everything is counted.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import secrets
@@ -15,24 +14,19 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from backplane.errors import BackplaneError, WorkspaceError
 from backplane.process.locks import try_lock
 from backplane.workspace import Quota, collect
 from backplane.workspace.copying import write_all
-from backplane.workspace.pack import without_facts
 from backplane.workspace.tree import (
     FILE_FLAGS,
-    FOLDER_FLAGS,
     GIT_NAME,
-    Listing,
+    Entry,
     Scope,
     list_tree,
-    open_folder,
-    open_root,
     opened,
-    parent,
     printable,
     read_file,
     scope,
@@ -40,9 +34,6 @@ from backplane.workspace.tree import (
 
 CHUNK_BYTES: Final = 192 * 1024
 """Bytes that are read or written at once."""
-
-NAME_BYTES_MAX: Final = 4096
-"""Longest path in an archive: Linux takes no longer one."""
 
 GIT_FILES: Final = (f"{GIT_NAME}/index", f"{GIT_NAME}/info/exclude")
 """All that travels of a repository: which files are tracked, and the owner's own ignore rules."""
@@ -54,17 +45,6 @@ NO_TIME_S: Final = 315_619_200
 """The time of what has none: 1980-01-02, as zip files, which agents may make of it, know no earlier year."""
 
 _STAGING: Final = "workspace_staging_failed"
-_LONG: Final = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
-_KINDS: Final = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, *_LONG)
-_OTHER_KINDS: Final = {
-    tarfile.LNKTYPE: "a hard link",
-    tarfile.CHRTYPE: "a device",
-    tarfile.BLKTYPE: "a device",
-    tarfile.FIFOTYPE: "a named pipe",
-    tarfile.GNUTYPE_SPARSE: "a sparse file",
-    tarfile.XHDTYPE: "a header of the pax form",
-    tarfile.XGLTYPE: "a header of the pax form",
-}
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -82,43 +62,30 @@ def pack(folder: Path, quota: Quota, *, times: bool = True) -> Iterator[bytes]:
     """
     within = scope(_STAGING, quota)
     try:
-        with opened(open_root(folder)) as root:
-            yield from _pack_files(root, list_tree(root, within), within, times)
-            for path in GIT_FILES:
-                with suppress(FileNotFoundError):
-                    yield from _pack_git_file(root, path)
+        listing = list_tree(str(folder), within)
+        for path, facts in listing.folders[1:]:
+            yield _header(path, tarfile.DIRTYPE, facts)
+        for entry in listing.files:
+            within.go_on()
+            yield from _pack_file(folder, entry, within, times)
+        for path in GIT_FILES:
+            # A file of the copy's own repository, which was made a moment ago: its times are nobody's.
+            with suppress(FileNotFoundError):
+                found = read_file(folder / path, GIT_FILE_BYTES_MAX)
+                if found is not None:
+                    yield _header(path, tarfile.REGTYPE, found[1], len(found[0]))
+                    yield found[0] + bytes(-len(found[0]) % tarfile.BLOCKSIZE)
     except OSError as error:
         raise within.cannot("pack", str(error.filename or folder), error) from error
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _pack_files(root: int, listing: Listing, within: Scope, times: bool) -> Iterator[bytes]:
-    for folder in listing.folders:
-        if folder.path:
-            yield _header(folder.path, tarfile.DIRTYPE, folder.stat)
-        with opened(open_folder(root, folder.path)) as here:
-            for name, facts in folder.entries:
-                within.go_on()
-                if stat.S_ISLNK(facts.st_mode):
-                    yield _header(folder.path + name, tarfile.SYMTYPE, facts, target=os.readlink(name, dir_fd=here))
-                else:
-                    yield from _content(os.open(name, FILE_FLAGS, dir_fd=here), folder.path + name, within, times)
-
-
-def _pack_git_file(root: int, path: str) -> Iterator[bytes]:
-    """A file of the copy's own repository, which was made a moment ago: its times are nobody's."""
-    with opened(open_folder(root, parent(path))) as here:
-        found = read_file(here, path[len(parent(path)) :], GIT_FILE_BYTES_MAX)
-    if found is not None:
-        data, facts = found
-        data = without_facts(data) if path == GIT_FILES[0] else data
-        yield _header(path, tarfile.REGTYPE, facts, len(data))
-        yield data
-        yield bytes(-len(data) % tarfile.BLOCKSIZE)
-
-
-def _content(handle: int, path: str, within: Scope, times: bool) -> Iterator[bytes]:
-    with opened(handle):
+def _pack_file(folder: Path, entry: Entry, within: Scope, times: bool) -> Iterator[bytes]:
+    path, facts = entry
+    if stat.S_ISLNK(facts.st_mode):
+        yield _header(path, tarfile.SYMTYPE, facts, target=os.readlink(folder / path))
+        return
+    with opened(os.open(folder / path, FILE_FLAGS)) as handle:
         facts = os.fstat(handle)
         yield _header(path, tarfile.REGTYPE, facts, facts.st_size, int(facts.st_mtime) if times else NO_TIME_S)
         left = facts.st_size
@@ -180,7 +147,7 @@ def _is_held(lock: Path) -> bool:
 def unpack(archive: Path, folder: Path, quota: Quota) -> None:
     """Make a new folder of an archive from a stranger. Blocks.
 
-    Regular files, folders and symbolic links only; every path is opened below the folder without following a link.
+    Regular files, folders and symbolic links only; no path leads through a link.
 
     Raises:
         WorkspaceError: `workspace_staging_failed`: not such an archive, a path that leaves the folder or names a
@@ -190,134 +157,91 @@ def unpack(archive: Path, folder: Path, quota: Quota) -> None:
     folder.mkdir(mode=0o700)
     try:
         # Without extraction filters: `data` refuses links that lead out of the tree, which are copied as links here.
-        with (
-            archive.open("rb") as file,
-            tarfile.open(fileobj=file, mode="r:", tarinfo=_Header, encoding="utf-8") as tar,
-            opened(open_root(folder)) as root,
-        ):
-            unpacker = _Unpacker(file, root, within)
+        with tarfile.open(archive, mode="r:", encoding="utf-8") as tar:
+            unpacker = _Unpacker(tar, folder, within)
             while (entry := tar.next()) is not None:
                 within.go_on()
                 unpacker.make(entry)
                 tar.members.clear()  # type: ignore[attr-defined]  # A million of them are a gigabyte.
+            if archive.stat().st_size < tar.offset + tarfile.BLOCKSIZE:
+                raise within.fail("the archive ends in the middle")
     except OSError as error:
         raise within.cannot("unpack", str(error.filename or ""), error) from error
     except (tarfile.TarError, ArithmeticError, RecursionError, ValueError) as error:
         raise within.fail(f"the archive is damaged: {error}") from error
 
 
-class _Header(tarfile.TarInfo):
-    """A header from a stranger, looked at before `tarfile` goes by it."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
-        if len(buf) != tarfile.BLOCKSIZE:
-            raise _refused("the archive ends in the middle")
-        try:
-            found = super().frombuf(buf, encoding, errors)
-        except tarfile.HeaderError as error:
-            if buf.strip(b"\0"):  # `tarfile` takes any of them for the end, as these zeros are.
-                raise _refused(f"the archive is damaged: {error}") from error
-            raise
-        if found.type not in _KINDS:
-            kind = _OTHER_KINDS.get(found.type, "of an unknown kind")
-            fact = f"'{printable(found.name)}' is {kind}: only files, folders and symbolic links travel"
-            raise _refused(fact, "pack it anew in the format gnu, hard links as files, devices left out")
-        size = buf[124:136]
-        if size[:1] != b"\x80" and size.strip(b"\0 01234567"):  # `int` takes signs and underscores, too.
-            raise _refused("the archive is damaged: a number in a header is none")
-        if found.type in _LONG and found.size > NAME_BYTES_MAX + 1:
-            raise _refused(f"a name over {NAME_BYTES_MAX} bytes")
-        return found
-
-
-_IN_THE_WAY: Final = {
-    errno.EEXIST: "comes twice",
-    errno.ENOTDIR: "has a file or a link of the archive in its way",
-    errno.ELOOP: "has a link of the archive in its way",
-}
-"""What an archive did where its path cannot be made: the folder is new, and nobody else writes there."""
-
-
 class _Unpacker:
-    def __init__(self, file: BinaryIO, root: int, within: Scope) -> None:
-        self._file = file
-        self._root = root
-        self._within = within
-        self._left_bytes = within.quota.bytes_max
-        self._left_files = within.quota.files_max
+    def __init__(self, tar: tarfile.TarFile, folder: Path, within: Scope) -> None:
+        self._tar, self._folder, self._within = tar, folder, within
+        self._left_bytes, self._left_files = within.quota.bytes_max, within.quota.files_max
+        self._folders = {""}
+        """Folders of the archive that were made; a path through anything else is refused."""
 
     def make(self, entry: tarfile.TarInfo) -> None:
-        self._count()
         path = _checked(entry)
-        above = parent(path)
+        if not path:
+            return
+        above = path.rpartition("/")[0]
+        self._make_folder(above)
+        place = self._folder / path
         try:
-            with opened(self._folder(above)) as handle:
-                name = path[len(above) :]
-                if entry.isdir():
-                    _make_folder(handle, name, entry.mode)
-                elif entry.issym():
-                    os.symlink(entry.linkname, name, dir_fd=handle)
-                else:
-                    self._write(handle, name, entry)
-        except OSError as error:
-            if error.errno not in _IN_THE_WAY:
-                raise
-            fact = f"'{printable(path)[:200]}' of the archive {_IN_THE_WAY[error.errno]}"
-            raise _refused(fact, "pack each path once, and no path through a link") from error
+            if entry.isdir():
+                self._make_folder(path)
+                place.chmod(entry.mode & 0o777 | 0o700)
+                return
+            self._count()
+            if entry.issym():
+                os.symlink(entry.linkname, place)
+            else:
+                self._write(place, entry)
+        except FileExistsError as error:
+            raise _refused(f"'{printable(path)[:200]}' comes twice in the archive", "pack each path once") from error
 
     def _count(self) -> None:
         self._left_files -= 1
         if self._left_files < 0:
             raise self._within.fail(f"over {self._within.quota.files_max} files (workspace_files_max)")
 
-    def _folder(self, path: str) -> int:
-        """Open a folder, made with those above it where they are missing; a link in its way is refused."""
-        with suppress(FileNotFoundError):
-            return open_folder(self._root, path)
-        handle = os.dup(self._root)
-        for name in path.rstrip("/").split("/"):
-            with opened(handle):
-                with suppress(FileExistsError):
-                    os.mkdir(name, 0o700, dir_fd=handle)
-                    self._count()
-                handle = os.open(name, FOLDER_FLAGS, dir_fd=handle)
-        return handle
+    def _make_folder(self, path: str) -> None:
+        """Make a folder, and those above it; a file or link of the archive in its way is refused."""
+        if path in self._folders:
+            return
+        self._make_folder(path.rpartition("/")[0])
+        self._count()
+        try:
+            os.mkdir(self._folder / path, 0o700)
+        except FileExistsError as error:
+            fact = f"'{printable(path)[:200]}' of the archive is a folder and something else"
+            raise _refused(fact, "pack each path once, and no path through a link") from error
+        self._folders.add(path)
 
-    def _write(self, folder: int, name: str, entry: tarfile.TarInfo) -> None:
+    def _write(self, place: Path, entry: tarfile.TarInfo) -> None:
         self._left_bytes -= entry.size
         if self._left_bytes < 0:
             raise self._within.fail(f"over {self._within.quota.bytes_max} bytes (workspace_bytes_max)")
-        with opened(os.open(name, _NEW_FILE, entry.mode & 0o777 | 0o600, dir_fd=folder)) as handle:
-            # Its own reader of one file costs as much as the file.
-            self._file.seek(entry.offset_data)
-            left = entry.size
-            while left:
-                data = self._file.read(min(left, CHUNK_BYTES))
-                if not data:
-                    raise _refused("the archive ends in the middle")
-                left -= len(data)
+        source = self._tar.extractfile(entry)
+        assert source is not None, "a regular file"
+        with opened(os.open(place, _NEW_FILE, entry.mode & 0o777 | 0o600)) as handle:
+            while data := source.read(CHUNK_BYTES):
                 write_all(handle, data)
             time_s = min(int(entry.mtime), 2**33)
             os.utime(handle, (time_s, time_s))
 
 
-def _make_folder(above: int, name: str, mode: int) -> None:
-    """A folder that an archive names itself; empty for the one above."""
-    with suppress(FileExistsError):
-        os.mkdir(name or ".", 0o700, dir_fd=above)
-    with opened(os.open(name or ".", FOLDER_FLAGS, dir_fd=above)) as handle:
-        os.fchmod(handle, mode & 0o777 | 0o700)
-
-
 def _checked(entry: tarfile.TarInfo) -> str:
-    """A path of an archive as one below the folder; empty for the folder itself."""
+    """Return an entry's path below the folder, empty for the folder itself. Raises WorkspaceError."""
     path = entry.name.removeprefix("./").rstrip("/")
-    parts = path.split("/")
     if path in ("", ".") and entry.isdir():
         return ""
+    if not (entry.isdir() or entry.issym() or (entry.isreg() and not entry.issparse())):
+        fact = f"'{printable(path)[:200]}' is no file, folder or symbolic link, and nothing else travels"
+        raise _refused(fact, "pack it anew in the format gnu, hard links as files, devices left out")
+    parts = path.split("/")
     repository = any(part.lower() == GIT_NAME for part in parts) and not (entry.isreg() and path in GIT_FILES)
-    if len(os.fsencode(path)) > NAME_BYTES_MAX or repository or any(part in ("", ".", "..") for part in parts):
+    if entry.size < 0:
+        raise _refused("the archive is damaged: a size below nothing")
+    if repository or any(part in ("", ".", "..") for part in parts):
         raise _refused(f"'{printable(path)[:200]}' is no path of a workspace", "do not trust whoever sent it")
     return path
 

@@ -1,7 +1,7 @@
-"""Files copied from one tree to another, by handle.
+"""Copies files, with their modes and times.
 
-Holes stay holes, blocks are shared where the file system can, links are copied as links. What is
-to be copied is found in `tree`; nothing is ever followed or run.
+Holes stay holes, blocks are shared where the file system can, links are copied as links. What is to be copied is found
+in `tree`; nothing is ever followed or run.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import errno
 import fcntl
 import os
 import stat
-from pathlib import Path
 from typing import Final
 
-from backplane.workspace.tree import FILE_FLAGS, READ_BYTES, open_quick, opened, parent, read_all, read_link
+from backplane.workspace.tree import FILE_FLAGS, READ_BYTES, opened, read_all
 
 OVER_QUOTA: Final = "over the quota"
 """Text of the OSError (EDQUOT) that `copy_file` raises, to tell it from the file system's own."""
@@ -25,31 +24,23 @@ _FICLONE: Final = 0x40049409
 _NEW_FILE_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
-def make_folder(root: int, path: str) -> None:
-    """Make one folder in a tree that nobody else changes, for us alone at first. Raises OSError."""
-    above = parent(path.rstrip("/"))
-    with opened(open_quick(root, above)) as folder:
-        os.mkdir(path[len(above) :].rstrip("/"), 0o700, dir_fd=folder)
-
-
 def write_all(handle: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view) :]
 
 
-def copy_file(source: int, target: int, name: str, bytes_left: int) -> tuple[bytes | None, os.stat_result, int]:
-    """Copy one regular file between two folders, with its mode and times.
+def copy_file(source: str, target: str, bytes_left: int) -> tuple[bytes | None, os.stat_result, int]:
+    """Copy one regular file, with its mode and times.
 
     Returns:
-        Its content where it went through memory, what the copy is now, and the bytes written
-        (holes are not).
+        Its content where it went through memory, what the copy is now, and the bytes written (holes are not).
 
     Raises:
         OSError: EDQUOT when it would write more than `bytes_left`; ENOTSUP when it is no regular file any more.
     """
     # This runs once a file: plain `try` instead of `with` is a tenth of the time of staging.
-    reader = os.open(name, FILE_FLAGS, dir_fd=source)
+    reader = os.open(source, FILE_FLAGS)
     try:
         facts = os.fstat(reader)
         if not stat.S_ISREG(facts.st_mode):
@@ -57,7 +48,7 @@ def copy_file(source: int, target: int, name: str, bytes_left: int) -> tuple[byt
         size = facts.st_size
         # The set-id bits would make a program of somebody else's run as us: the copy is ours.
         mode = facts.st_mode & 0o777
-        writer = os.open(name, _NEW_FILE_FLAGS, mode, dir_fd=target)
+        writer = os.open(target, _NEW_FILE_FLAGS, mode)
         try:
             data: bytes | None = None
             if size <= READ_BYTES and facts.st_blocks * 512 >= min(size, 4096):
@@ -83,7 +74,8 @@ def copy_file(source: int, target: int, name: str, bytes_left: int) -> tuple[byt
 
 def _copy_ranges(reader: int, writer: int, size: int, bytes_left: int) -> int:
     """Copy what is data and keep the holes; share blocks where the file system can."""
-    if _share_blocks(reader, writer):
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(writer, _FICLONE, reader)
         return 0
     os.ftruncate(writer, size)
     place = written = 0
@@ -99,13 +91,6 @@ def _copy_ranges(reader: int, writer: int, size: int, bytes_left: int) -> int:
             start += step
         place = end
     return written
-
-
-def _share_blocks(reader: int, writer: int) -> bool:
-    with contextlib.suppress(OSError):
-        fcntl.ioctl(writer, _FICLONE, reader)
-        return True
-    return False
 
 
 def _data_range(reader: int, place: int, size: int) -> tuple[int, int]:
@@ -125,16 +110,17 @@ def _copy_some(reader: int, writer: int, place: int, count: int) -> int:
     return os.pwrite(writer, os.pread(reader, min(count, READ_BYTES), place), place)
 
 
-def copy_whole(source: Path, target: Path) -> None:
-    """Copy a file of ours, sharing its blocks where the file system can. Raises OSError."""
-    with source.open("rb") as reader, open(os.open(target, _NEW_FILE_FLAGS, 0o444), "wb") as writer:
-        size = os.fstat(reader.fileno()).st_size
-        _copy_ranges(reader.fileno(), writer.fileno(), size, size)
+def copy_whole(source: str, target: str) -> None:
+    """Copy a file of git's, sharing its blocks where the file system can. Raises OSError."""
+    with opened(os.open(source, FILE_FLAGS)) as reader, opened(os.open(target, _NEW_FILE_FLAGS, 0o600)) as writer:
+        facts = os.fstat(reader)
+        _copy_ranges(reader, writer, facts.st_size, facts.st_size)
+        os.utime(writer, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
-def copy_link(source: int, target: int, name: str, facts: os.stat_result) -> tuple[bytes, os.stat_result]:
-    """Copy a symbolic link as a link; where it points is never looked at. Raises OSError as `read_link`."""
-    points_to = read_link(source, name)
-    os.symlink(points_to, name, dir_fd=target)
-    os.utime(name, ns=(facts.st_atime_ns, facts.st_mtime_ns), dir_fd=target, follow_symlinks=False)
-    return os.fsencode(points_to), os.stat(name, dir_fd=target, follow_symlinks=False)
+def copy_link(source: str, target: str, facts: os.stat_result) -> tuple[bytes, os.stat_result]:
+    """Copy a symbolic link as a link; where it points is never looked at. Raises OSError."""
+    points_to = os.readlink(source)
+    os.symlink(points_to, target)
+    os.utime(target, ns=(facts.st_atime_ns, facts.st_mtime_ns), follow_symlinks=False)
+    return os.fsencode(points_to), os.lstat(target)

@@ -1,27 +1,44 @@
-"""What the original's own repository knows of a workspace: which files are tracked, and rules from above it.
+"""What the original's own repository knows of a workspace: which files are tracked, and which rules ignore some.
 
-Its files are read, nothing of it is run. Where `.git` is a file (a linked worktree, a submodule) or
-the workspace is a folder of a larger repository, it is found as git finds it.
+Its files are read, nothing of it is run. Where `.git` is a file (a linked worktree, a submodule) or the workspace is a
+folder of a larger repository, it is found as git finds it.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
-from collections.abc import Collection, Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from backplane.workspace import git
-from backplane.workspace.tree import GIT_NAME, opened, read_file
+from backplane.errors import BackendError
+from backplane.process.tool import run_tool, search_path
+from backplane.workspace.copying import copy_whole
+from backplane.workspace.repo import Leaf, Repo
+from backplane.workspace.tree import GIT_NAME, Listing, Scope, read_short, remove_tree
+
+RULES_NAME: Final = ".gitignore"
+
+RULES_BYTES_MAX: Final = 1 << 20
+"""Longest file of ignore rules that is obeyed; git's own documentation shows none of over a few KiB."""
+
+RULES_S_MAX: Final = 20.0
+"""Seconds for a question by somebody else's ignore rules. A million files take some seconds; the time of git's matching
+doubles with each `**/` of a rule."""
 
 ANY_NAME: Final = "backplane-asks"
 """Asked about for a whole folder, as no rule but one for all of it names this."""
 
 _POINTER_BYTES_MAX: Final = 8192
 """Longest `.git` file: one path."""
+
+Rules = Mapping[str, bytes]
+"""The contents of `.gitignore` files, by the folder each is in (with a slash at the end)."""
 
 
 class Repository(msgspec.Struct, frozen=True):
@@ -35,12 +52,12 @@ class Repository(msgspec.Struct, frozen=True):
     """The user's own ignore rules, and after them those of `info/exclude`, which are stronger."""
     prefix: str = ""
     """Path of the workspace below the repository's top, with a slash at the end."""
-    above: Mapping[str, bytes] = {}
+    above: Rules = {}
     """`.gitignore`s of the folders above the workspace, by folder below the top."""
 
     def beside(self, users: bytes) -> Repository:
         """Return this repository with the user's rules added."""
-        if not ruling(users):
+        if not _ruling(users):
             return self
         return msgspec.structs.replace(self, excluded=users.rstrip(b"\n") + b"\n" + self.excluded)
 
@@ -55,25 +72,46 @@ class Repository(msgspec.Struct, frozen=True):
             ]
         )
 
-    def tracked(self, scratch: git.Scratch) -> Collection[str] | None:
-        """Tracked files of the workspace; None where that cannot be known."""
-        if self.git_dir is None:
-            return ()
-        found, at = git.tracked(scratch, self.git_dir), len(self.prefix)
-        return found and {path[at:] for path in found if path.startswith(self.prefix)}
+    @property
+    def sha256(self) -> bool:
+        """True if its objects have SHA-256 names."""
+        words = read_short(self.common / "config", RULES_BYTES_MAX).lower().split() if self.common else []
+        return b"objectformat=sha256" in words or (b"objectformat" in words and b"sha256" in words)
 
-    def ignored(self, scratch: git.Scratch, paths: Iterable[str], rules: Mapping[str, bytes]) -> set[str]:
-        """Which of these files of the workspace are ignored by its rules and by those above it."""
+    def tracked(self, at: Repo) -> dict[str, Leaf | None] | None:
+        """Return the tracked files of the workspace; None where that cannot be known.
+
+        Args:
+            at: an empty repository with names of the same kind.
+
+        Returns:
+            Each path with what the index has for it, which is None in a conflict.
+        """
+        if self.git_dir is None:
+            return {}
+        index = self.git_dir / "index"
+        if not os.path.isfile(index):
+            return {} if os.path.isdir(self.git_dir) and not os.path.lexists(index) else None
+        try:
+            copy_index(self.git_dir, at.folder)
+            # Also a signal: git 2.39 crashes on an index of version 4 with the other hash.
+            done = at.git("ls-files", "-s", "-z", codes=range(-64, 256), timeout_s=RULES_S_MAX)
+        except OSError:
+            return None
+        return _tracked(done.stdout, self.prefix) if done.code == 0 else None
+
+    def ignored(self, at: Repo, paths: Iterable[str], rules: Rules) -> set[str]:
+        """Return which of these files are ignored by the workspace's rules and by those above it."""
         if not (rules or self.above or self.excluded):
             return set()
-        at = len(self.prefix)
+        start = len(self.prefix)
         below = {self.prefix + folder: text for folder, text in rules.items()}
         asked = [self.prefix + path for path in paths]
-        return {path[at:] for path in git.ignored(scratch, asked, {**self.above, **below}, self.excluded)}
+        return {path[start:] for path in _ask(at, asked, {**self.above, **below}, self.excluded)}
 
-    def obeyed(self, scratch: git.Scratch) -> Repository:
-        """Itself, without rules that leave out the whole workspace: whoever works there means it."""
-        if self.prefix and self.ignored(scratch, [ANY_NAME], {}):
+    def obeyed(self, at: Repo) -> Repository:
+        """Return this repository without rules that ignore the whole workspace: its user means to work there."""
+        if self.prefix and self.ignored(at, [ANY_NAME], {}):
             return msgspec.structs.replace(self, above={}, excluded=b"")
         return self
 
@@ -91,7 +129,7 @@ def find(root: Path) -> Repository:
         return NONE
     parts = [f"{part}/" for part in root.relative_to(top).parts]
     folders = ("".join(parts[:count]) for count in range(len(parts)))
-    above = {folder: text for folder in folders if (text := _rules(top / folder, git.RULES_NAME))}
+    above = {folder: text for folder in folders if (text := _rules(top / folder / RULES_NAME))}
     return msgspec.structs.replace(_read(top), prefix="".join(parts), above=above)
 
 
@@ -109,33 +147,117 @@ def _top_above(root: Path) -> Path | None:
     return None
 
 
-def _rules(folder: Path, name: str) -> bytes:
-    """Read a file of rules; empty also where it has only comments, as git's own template."""
-    return ruling(git.without_holes(_short(folder, name, git.RULES_BYTES_MAX)))
-
-
-def ruling(rules: bytes) -> bytes:
-    """Return rules as they are, or nothing if they are comments alone."""
-    return rules if any(line.strip() and not line.startswith(b"#") for line in rules.splitlines()) else b""
-
-
-def _short(folder: Path, name: str, bytes_max: int) -> bytes:
-    """Read a file; empty where there is none that is plain and short."""
-    with suppress(OSError), opened(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as handle:
-        found = read_file(handle, name, bytes_max)
-        return found[0] if found else b""
-    return b""
-
-
 def _read(top: Path) -> Repository:
     place = _pointed(top, GIT_NAME, b"gitdir: ") if (top / GIT_NAME).is_file() else top / GIT_NAME
     common = _pointed(place, "commondir") if os.path.lexists(place / "commondir") else place
-    return Repository(place, common, _rules(common / "info", "exclude"))
+    return Repository(place, common, _rules(common / "info/exclude"))
 
 
 def _pointed(folder: Path, name: str, before: bytes = b"") -> Path:
     """Where a file with one path leads; a folder that is not there when it says none."""
-    said = _short(folder, name, _POINTER_BYTES_MAX)
+    said = read_short(folder / name, _POINTER_BYTES_MAX)
     if said.startswith(before) and b"\0" not in said:
         return folder / os.fsdecode(said.removeprefix(before).rstrip(b"\r\n"))
     return folder / name / "none"
+
+
+def copy_index(git_dir: Path, to: Path) -> None:
+    """Copy an index with its times, and the shared one that completes a split index. Raises OSError."""
+    for name in ("index", *(path.name for path in to.glob("sharedindex.*"))):
+        (to / name).unlink(missing_ok=True)
+    copy_whole(str(git_dir / "index"), str(to / "index"))
+    for path in git_dir.glob("sharedindex.*"):
+        with (git_dir / "index").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as index:
+            named = index.find(bytes.fromhex(path.suffix[1:])) >= 0
+        if named and path.is_file():
+            copy_whole(str(path), str(to / path.name))
+
+
+def _tracked(listed: bytes, prefix: str) -> dict[str, Leaf | None]:
+    found: dict[str, Leaf | None] = {}
+    for row in listed.split(b"\0")[:-1]:
+        head, raw = row.split(b"\t", 1)
+        path = os.fsdecode(raw)
+        if path.startswith(prefix):
+            mode, oid, stage = head.decode().split(" ")
+            found[path[len(prefix) :]] = Leaf(int(mode, 8), oid) if stage == "0" else None
+    return found
+
+
+# Ignore rules ---------------------------------------------------------------------------------------------------------
+
+
+def _rules(path: Path) -> bytes:
+    """Read a file of rules; empty also where it has only comments, as git's own template."""
+    return _ruling(read_short(path, RULES_BYTES_MAX))
+
+
+def _ruling(rules: bytes) -> bytes:
+    return rules if any(line.strip() and not line.startswith(b"#") for line in rules.splitlines()) else b""
+
+
+def read_rules(root: str, listing: Listing, scope: Scope) -> dict[str, bytes]:
+    """Read every `.gitignore` of a tree; one that is no plain, short file is passed over."""
+    rules: dict[str, bytes] = {}
+    for path, _ in listing.files:
+        if path.endswith(RULES_NAME) and path.removesuffix(RULES_NAME)[-1:] in ("", "/"):
+            scope.go_on()
+            rules[path.removesuffix(RULES_NAME)] = read_short(Path(root, path), RULES_BYTES_MAX)
+    return {folder: text for folder, text in rules.items() if text}
+
+
+def _ask(at: Repo, paths: list[str], rules: Rules, excluded: bytes) -> set[str]:
+    """Ask git which files its rules ignore, in a tree with nothing but copies of the rules: it can meet nothing else.
+
+    Git's `ls-files --ignored` in the workspace itself would wait at a pipe called `.gitignore`, and knows no rules
+    above the workspace.
+    """
+    shadow = at.folder / "rules"
+    shadow.mkdir()
+    for folder, text in rules.items():
+        (shadow / folder).mkdir(parents=True, exist_ok=True)
+        (shadow / folder / RULES_NAME).write_bytes(text)
+    (at.folder / "info/exclude").write_bytes(excluded)
+    # "./" before each, because ":" at the start would be git's own syntax.
+    asked = b"".join(b"./%s\0" % os.fsencode(path) for path in paths)
+    settings = {"GIT_WORK_TREE": str(shadow)}
+    slow = f"a rule with many '**/' takes git for ever: simplify it, or leave the '{RULES_NAME}' out with --exclude"
+    words = ("check-ignore", "--no-index", "--stdin", "-z")
+    # Exit code 1 says that none is ignored.
+    answer = at.git(
+        *words, settings=settings, stdin=asked, codes=(0, 1), cwd=shadow, timeout_s=RULES_S_MAX, slow=slow
+    ).stdout
+    remove_tree(shadow)
+    return {os.fsdecode(path[2:]) for path in answer.split(b"\0") if path}
+
+
+def tracked_below(
+    original: Path, listing: Listing, ignored: set[str], rules: Rules, known: Repository, at: Repo
+) -> set[str]:
+    """Return those of the ignored files that a repository in the workspace tracks, unless it is ignored itself."""
+    folders = tuple(folder for folder in listing.repositories if folder)
+    outer = {place: text for place, text in rules.items() if not place.startswith(folders)}
+    hidden = known.ignored(at, [folder + ANY_NAME for folder in folders], outer)
+    found: set[str] = set()
+    for folder in folders:
+        held = {path for path in ignored if path.startswith(folder)}
+        if held and folder + ANY_NAME not in hidden:
+            tracked = find(original / folder).tracked(at)
+            found |= held if tracked is None else held & {folder + path for path in tracked}
+    return found
+
+
+def user_rules(environ: Mapping[str, str]) -> bytes:
+    """Read the ignore rules that the user's own and the system's git configuration name; empty without any."""
+    names = ("HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
+    env = {name: environ[name] for name in names if name in environ}
+    # No repository, so none's configuration is read.
+    env |= {"PATH": search_path(environ), "GIT_DIR": os.devnull, "LC_ALL": "C"}
+    git = shutil.which("git", path=env["PATH"]) or "git"
+    words = ("config", "--includes", "--type=path", "-z", "--get", "core.excludesFile")
+    try:
+        named = run_tool([git, *words], env=env, cwd="/", timeout_s=RULES_S_MAX).stdout.rstrip(b"\0")
+    except BackendError:
+        return b""  # Without git there is nothing that the user set for it.
+    home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or "/", ".config")
+    return read_short(Path(os.fsdecode(named) or os.path.join(home, "git/ignore")), RULES_BYTES_MAX)

@@ -1,8 +1,8 @@
 """The place an agent works in: staged as a copy, or the original itself, and what it changed there.
 
-A folder goes in, a workspace comes out, and at the end the difference as a git patch in the run's
-own folder. The original's `.git` is never written, and nothing in either tree is ever run. Putting
-a patch into the original is in `patch`.
+A folder goes in, a workspace comes out, and at the end the difference as a git patch in the run's own folder. The
+original's `.git` is never written, and nothing in either tree is ever run. Putting a patch into the original is in
+`apply`.
 """
 
 from __future__ import annotations
@@ -10,41 +10,47 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from backplane.contract.work import Mode
-from backplane.errors import WorkspaceError
+from backplane.errors import PolicyError, WorkspaceError
 from backplane.policy.globs import Globs, compile_globs
-from backplane.workspace import git, history, patch, repository
-from backplane.workspace.baseline import BLOB_BYTES_MAX, Baseline, Changes, Take, find_changes, read_rules
-from backplane.workspace.pack import Leaf
+from backplane.workspace import history, patch, repository
+from backplane.workspace.baseline import BLOB_BYTES_MAX, Baseline, Changes, git_mode, read_leaf
+from backplane.workspace.copying import OVER_QUOTA, copy_file, copy_link
 from backplane.workspace.patch import Change
-from backplane.workspace.stage import Stage, over_quota
+from backplane.workspace.repo import (
+    REPO_NAME,
+    Leaf,
+    Repo,
+    StoredState,
+    blob_command,
+    blob_id,
+    commit_command,
+    state_commands,
+)
 from backplane.workspace.tree import (
+    GIT_NAME,
     Listing,
     Quota,
     Scope,
-    identity,
     list_tree,
     names_below,
-    open_known,
-    open_root,
-    opened,
+    names_repository,
     printable,
     read_file,
-    read_link,
     remove_tree,
     scope,
 )
 
 _STAGING: Final = "workspace_staging_failed"
 _RESULT: Final = "execution_workspace_error"
+_START: Final = "start"
+"""The branch of the agent's first commit, until that is copied."""
 
 
 class Patch(msgspec.Struct, frozen=True):
@@ -62,16 +68,12 @@ class Patch(msgspec.Struct, frozen=True):
     left_out: tuple[str, ...] = ()
     """Changed, but not in the patch: over 64 MiB, outside of the order's selection, or no regular file."""
     record_sha256: str = ""
-    """Of what lies beside it for `apply_patch`."""
+    """Hash of the record beside it, from which `apply_patch` knows the files."""
 
     @property
     def paths(self) -> set[str]:
         """Every file that it changes, by its old and its new name."""
         return {path for change in self.changes for path in (change.path, change.old_path) if path is not None}
-
-
-NO_NAMES: Final[frozenset[str]] = frozenset()
-"""One for all: an empty one of each run's own is a fifth of a kilobyte."""
 
 
 class Workspace:
@@ -92,6 +94,7 @@ class Workspace:
         self.original = original
         self.mode = mode
         self.root = tree if mode == "staged" else original
+        self.run_dir = run_dir
         self.special_count = 0
         """FIFOs, sockets and devices that were skipped."""
         self.no_history = ""
@@ -99,14 +102,210 @@ class Workspace:
         self.object_folders: tuple[str, ...] = ()
         """Folders outside of the root in which its repository finds objects."""
         self._travels = travels
-        self._run_dir = run_dir
         self._stage_dir = stage_dir
         self._scope = scope
         self._unread = unread
-        self._special = NO_NAMES
+        self._special: Collection[str] = ()
         self._identity = (0, 0)
         self._repository = repository.NONE
-        self._baseline = Baseline(stage_dir / "base.pack")
+        self._baseline = Baseline()
+        self._left_bytes = scope.quota.bytes_max
+        self._is_slim = False
+        """True once the run's repository has nothing but the run's states."""
+        self._apart: list[str] = []
+        """Files that the agent's repository ignores, as it may not have them, or they are too large."""
+        self._private: list[str] = []
+        """Files that may not be read."""
+
+    @property
+    def repo(self) -> Repo:
+        """The repository with the run's states."""
+        return Repo(self.run_dir / REPO_NAME, _RESULT, self._scope.stopped)
+
+    # The start --------------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Copy the original, or only take its baseline. Called once, by `open_workspace`."""
+        original, stopped = str(self.original), self._scope.stopped
+        listing = list_tree(original, self._scope)
+        self._special, self.special_count = frozenset(listing.special), len(listing.special)
+        sizes = [min(facts.st_size, facts.st_blocks * 512) for _, facts in listing.files]
+        if sum(sizes) > self._scope.quota.bytes_max:
+            raise self._over_quota()
+        known = self._repository = repository.find(self.original).beside(repository.user_rules(os.environ))
+        repo = Repo.create(self.run_dir / REPO_NAME, _STAGING, stopped, sha256=known.sha256)
+        at = Repo.create(self._stage_dir / "read.git", _STAGING, stopped, sha256=known.sha256)
+        tracked = known.tracked(at)
+        found = self._find_history(at, tracked or {})
+        ignored = self._find_ignored(at, listing, tracked)
+        remove_tree(at.folder)
+        if self.mode == "staged":
+            self._stage(repo, listing, ignored, found, tracked or {})
+        else:
+            repo.load(self._read_in_place(listing, ignored, sha256=repo.sha256))
+        facts = self.root.stat()
+        self._identity = facts.st_dev, facts.st_ino
+        self._baseline.seal()
+
+    def _find_history(self, at: Repo, tracked: Collection[str]) -> history.History | None:
+        """Read the history for the copy; `no_history` says why there is none."""
+        known, rules = self._repository, (self._scope.exclude, self._unread)
+        if known.git_dir is None or self.mode != "staged":
+            return None
+        try:
+            if self._travels:
+                raise history.Unshared("it stays on the machine that the copy is sent from")
+            selection = history.Selection(tuple(globs for globs in rules if globs), self._scope.include)
+            found = history.read(known, at, selection, tracked)
+        except history.Unshared as error:
+            self.no_history = str(error)
+            return None
+        self.object_folders = history.object_folders(self.original)
+        return found
+
+    def _find_ignored(self, at: Repo, listing: Listing, tracked: Collection[str] | None) -> Collection[str]:
+        rules = repository.read_rules(str(self.original), listing, self._scope)
+        if tracked is None or not (rules or self._repository.excluded or self._repository.above):
+            return ()  # Nothing that may be tracked is lost.
+        known = self._repository = self._repository.obeyed(at)
+        # What was added in spite of the rules belongs to the work; it also spares most questions.
+        found = known.ignored(at, [path for path, _ in listing.files if path not in tracked], rules)
+        return found - repository.tracked_below(self.original, listing, found, rules, known, at)
+
+    def _stage(
+        self,
+        repo: Repo,
+        listing: Listing,
+        ignored: Collection[str],
+        found: history.History | None,
+        tracked: Mapping[str, Leaf | None],
+    ) -> None:
+        """Fill the copy, and make the agent's repository: from the original's history, or of one commit."""
+        git_dir = self.root / GIT_NAME
+        for folder in (self.root, *(git_dir / name for name in history.AGENT_FOLDERS)):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if found is not None:
+            repo.borrow(found.objects)
+            repo.load(self._copy_all(repo, listing, ignored, tracked))
+            found.write(git_dir)
+        else:
+            repo.load(self._copy_all(repo, listing, ignored, None))
+            history.write_one_commit(git_dir, repo, _START)
+            repo.forget(_START)
+            repo.load(self._read_private())
+        excluded = self._repository.carried
+        excluded = excluded and excluded.rstrip(b"\n") + b"\n"
+        (git_dir / "info/exclude").write_bytes(excluded + b"".join(map(_exclude_line, self._apart)))
+        for path, facts in reversed(listing.folders):
+            place = os.path.join(self.root, path)
+            os.utime(place, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+            os.chmod(place, facts.st_mode & 0o777)
+
+    def _copy_all(
+        self, repo: Repo, listing: Listing, ignored: Collection[str], known: Mapping[str, Leaf | None] | None
+    ) -> Iterator[bytes]:
+        """Copy every file, and yield the commands that store those contents that no repository has.
+
+        Args:
+            known: what the original's index has, if its objects can be used; None to make a commit of all files.
+        """
+        for path, _ in listing.folders[1:]:
+            os.mkdir(os.path.join(self.root, path), 0o700)
+        commit: dict[str, Leaf] = {}
+        for path, facts in listing.files:
+            if self._scope.stopped():
+                self._scope.go_on()
+            try:
+                leaf, data = self._copy_entry(path, facts, ignored, sha256=repo.sha256)
+            except FileNotFoundError as error:
+                if os.path.lexists(self.original / path):
+                    raise self._scope.cannot("copy", path, error) from error
+                continue  # It was removed before we came to it, and is no part of the start.
+            except OSError as error:
+                if error.errno == errno.EDQUOT and error.strerror == OVER_QUOTA:
+                    raise self._over_quota() from error
+                raise self._scope.cannot("copy", path, error) from error
+            if leaf is None or (known is not None and known.get(path) == leaf):
+                continue
+            if known is None and self._is_private(path):
+                self._private.append(path)
+                continue
+            if not names_repository(path):
+                commit[path] = leaf
+            yield blob_command(data)
+        if known is None:
+            why = f"\nThe history of the original is not in this copy: {self.no_history}.\n" if self.no_history else ""
+            yield commit_command(_START, commit, f"baseline\n{why}")
+
+    def _copy_entry(
+        self, path: str, facts: os.stat_result, ignored: Collection[str], *, sha256: bool
+    ) -> tuple[Leaf | None, bytes]:
+        """Copy a file or link; return it with its content, or None if that is not stored."""
+        source, target = f"{self.original}/{path}", f"{self.root}/{path}"
+        data: bytes | None
+        if stat.S_ISLNK(facts.st_mode):
+            data, made = copy_link(source, target, facts)
+        else:
+            data, made, written = copy_file(source, target, self._left_bytes)
+            self._left_bytes -= written
+        is_ignored = path in ignored
+        if is_ignored or made.st_size > BLOB_BYTES_MAX:
+            self._baseline.note(path, made, None, tracked=not is_ignored)
+            if not is_ignored:
+                self._apart.append(path)
+            return None, b""
+        if data is None:
+            found = read_file(target, BLOB_BYTES_MAX)
+            assert found is not None, "we have just made it"
+            data = found[0]
+        leaf = Leaf(git_mode(made), blob_id(data, sha256=sha256))
+        self._baseline.note(path, made, leaf)
+        if self._is_private(path) or names_repository(path):
+            self._apart.append(path)
+        return leaf, data
+
+    def _is_private(self, path: str) -> bool:
+        """Whether the file, or a folder that it is in, may not be read; what cannot be judged may not."""
+        if self._unread is None:
+            return False
+        ends = [place for place, letter in enumerate(path) if letter == "/"]
+        try:
+            return any(self._unread.matches(path[:end]) is not None for end in (*ends, len(path)))
+        except PolicyError:
+            return True
+
+    def _read_private(self) -> Iterator[bytes]:
+        """Yield the commands that store what the agent's repository may not have."""
+        for path in self._private:
+            found = read_leaf(f"{self.root}/{path}", os.lstat(f"{self.root}/{path}"), sha256=False)
+            assert found is not None, "we have just made it"
+            yield blob_command(found[1])
+
+    def _read_in_place(self, listing: Listing, ignored: Collection[str], *, sha256: bool) -> Iterator[bytes]:
+        for path, facts in listing.files:
+            self._scope.go_on()
+            is_ignored = path in ignored
+            if is_ignored or facts.st_size > BLOB_BYTES_MAX:
+                self._baseline.note(path, facts, None, tracked=not is_ignored)
+                continue
+            try:
+                found = read_leaf(f"{self.original}/{path}", facts, sha256=sha256)
+            except FileNotFoundError:
+                continue  # Somebody works here; what is gone before we looked is not part of the start.
+            except OSError as error:
+                raise self._scope.cannot("read", path, error) from error
+            if found is not None:
+                self._baseline.note(path, facts, found[0])
+                self._left_bytes -= len(found[1])
+                if self._left_bytes < 0:
+                    raise self._over_quota()
+                yield blob_command(found[1])
+
+    def _over_quota(self) -> WorkspaceError:
+        fact = f"the workspace has more than {self._scope.quota.bytes_max} bytes"
+        return self._scope.fail(fact, "raise workspace_bytes_max or leave some out with --exclude")
+
+    # What has changed -------------------------------------------------------------------------------------------------
 
     def difference(self) -> Patch:
         """Write what has changed to `patch.diff` in the run's folder, with what `apply_patch` needs beside it.
@@ -114,62 +313,60 @@ class Workspace:
         Raises:
             WorkspaceError: `execution_workspace_error`, the tree cannot be read or git fails.
         """
-        with self._compared() as (scope, scratch, root), patch.Draft(self._run_dir, scratch) as draft:
-            return self._write(draft, self._find(scope, scratch, root, draft.take))
+        with patch.whole(self.run_dir):
+            state, changes = self.snapshot("end")
+            rows, record_sha256 = patch.write(self.repo, self.run_dir, state, self.original, self.mode)
+            slim(self.run_dir)
+        self._is_slim = True
+        path = self.run_dir / patch.PATCH_NAME
+        return Patch(
+            path=path,
+            bytes=path.stat().st_size,
+            sha256=patch.hash_of(path),
+            changes=tuple(map(patch.change, rows)),
+            status="".join(map(patch.status_line, rows)),
+            ignored_count=changes.ignored_count,
+            left_out=tuple(sorted(map(printable, changes.left_out))),
+            record_sha256=record_sha256,
+        )
 
-    @contextmanager
-    def _compared(self) -> Iterator[tuple[Scope, git.Scratch, int]]:
-        """How, with what and where the tree is looked at once more."""
-        staged = self.mode == "staged"
-        # What `include` did not name was not copied, but the agent may have made it anew.
-        include = None if staged else self._scope.include
-        scope = msgspec.structs.replace(self._scope, code=_RESULT, include=include, mend=staged)
-        try:
-            with git.scratch(self._stage_dir, _RESULT, scope.stopped) as scratch, opened(self._open_again()) as root:
-                yield scope, scratch, root
-        except OSError as error:
-            raise scope.cannot("compare", _about(error, self.root), error) from error
-
-    @property
-    def start(self) -> dict[str, Leaf]:
-        """Every file and link at the start that the patch would cover."""
-        return {path: known.leaf for path, known in self._baseline.known.items() if known.leaf is not None}
-
-    def changes(self, take: Take) -> Changes:
-        """What differs from the start now, while the agent may be at work.
-
-        Args:
-            take: told of every content, before and after.
+    def snapshot(self, branch: str) -> tuple[StoredState | None, Changes]:
+        """Store how the workspace differs from its start now; None if it does not. The agent may be at work.
 
         Raises:
             WorkspaceError: as `difference`.
         """
-        with self._compared() as (scope, scratch, root):
-            return self._find(scope, scratch, root, take)
+        staged, repo, changes = self.mode == "staged", self.repo, Changes()
+        # What `include` did not name was not copied, but the agent may have made it anew.
+        include = None if staged else self._scope.include
+        scope = msgspec.structs.replace(self._scope, code=_RESULT, include=include, mend=staged)
+        try:
+            self._require_root()
+            output = repo.load(self._find(branch, repo, scope, changes))
+        except OSError as error:
+            raise scope.cannot("compare", _about(error, self.root), error) from error
+        return repo.state(output) if output else None, changes
 
-    def _find(self, scope: Scope, scratch: git.Scratch, root: int, take: Take) -> Changes:
-        looked_ns = time.time_ns()
+    def _find(self, branch: str, repo: Repo, scope: Scope, changes: Changes) -> Iterator[bytes]:
+        root, known = str(self.root), self._baseline.known
         listing = list_tree(root, scope)
-        obeyed = read_rules(root, listing, scope)
-
-        def ask_ignored(paths: list[str]) -> Collection[str]:
-            return self._repository.ignored(scratch, paths, obeyed)
-
+        rules = repository.read_rules(root, listing, scope)
         self._leave_out(listing)
-        changes = find_changes(self._baseline, root, listing, scope, ask_ignored, take, looked_ns)
+        new = [path for path, _ in listing.files if path not in known]
+        ignored = self._repository.ignored(repo, new, rules) if new else ()
+        yield from self._baseline.find_changes(root, listing, ignored, scope, changes, sha256=repo.sha256)
         if self.mode == "staged":
             changes.left_out += listing.unselected
         changes.left_out += [path for path in listing.special if path not in self._special]
-        return changes
+        if changes.paths:
+            yield state_commands(branch, changes.before, changes.after)
 
     def _leave_out(self, listing: Listing) -> None:
         """Take new files out of the listing that would meet something of the original that was not staged."""
-        if self.mode != "staged" or (self._scope.include is None and not self._special):
-            return
-        for folder in listing.folders:
-            hidden = [entry for entry in folder.entries if self._is_hidden(folder.path + entry[0])]
-            listing.unselected += [folder.path + name for name, _ in hidden]
-            folder.entries = [entry for entry in folder.entries if entry not in hidden]
+        if self.mode == "staged" and (self._scope.include is not None or self._special):
+            hidden = {path for path, _ in listing.files if self._is_hidden(path)}
+            listing.unselected += sorted(hidden)
+            listing.files = [entry for entry in listing.files if entry[0] not in hidden]
 
     def _is_hidden(self, path: str) -> bool:
         if path in self._baseline.known:
@@ -177,18 +374,11 @@ class Workspace:
         missed = self._scope.include is not None and self._scope.include.matches(path) is None
         return (missed or path in self._special) and os.path.lexists(self.original / path)
 
-    def _write(self, draft: patch.Draft, changes: Changes) -> Patch:
-        rows = draft.finish(self.original, self.mode, changes.before, changes.after)
-        return Patch(
-            path=draft.path,
-            bytes=draft.bytes,
-            sha256=draft.sha256,
-            changes=tuple(map(patch.change, rows)),
-            status="".join(map(patch.status_line, rows)),
-            ignored_count=changes.ignored_count,
-            left_out=tuple(sorted(map(printable, changes.left_out))),
-            record_sha256=draft.record_sha256,
-        )
+    def _require_root(self) -> None:
+        """Refuse a root that is another folder than it was: a link in its place may point anywhere."""
+        facts = os.lstat(self.root)
+        if (facts.st_dev, facts.st_ino) != self._identity:
+            raise OSError(errno.ESTALE, "replaced by another folder", str(self.root))
 
     def drop_ignored(self) -> int:
         """Remove what git's rules ignore from the copy, as it is not to travel; how many files that were. Blocking.
@@ -207,105 +397,11 @@ class Workspace:
 
     def close(self) -> None:
         """Remove everything temporary; the run's folder stays. Raises WorkspaceError `execution_workspace_error`."""
-        self._baseline.close()
-        collect(self._stage_dir)
-
-    def prepare(self) -> None:
-        """Copy the original, or only take its baseline. Called once, by `open_workspace`."""
-        with opened(open_root(self.original)) as source:
-            listing = list_tree(source, self._scope)
-            self._special = frozenset(listing.special) or NO_NAMES
-            self.special_count = len(listing.special)
-            _check_bytes(listing, self._scope)
-            self._repository = repository.find(self.original).beside(git.user_rules(os.environ))
-            with git.scratch(self._stage_dir, _STAGING, self._scope.stopped) as scratch:
-                ignored = self._find_ignored(scratch, source, listing)
-                found = self._find_history(scratch) if self.mode == "staged" else ""
-            if self.mode == "staged":
-                Stage(self.root, self._scope, self._baseline, ignored, self._unread, found).fill(
-                    source, listing, self._repository.carried
-                )
-            else:
-                self._read_in_place(source, listing, ignored)
-        self._identity = identity(self.root)
-        self._baseline.seal()
-
-    def _find_history(self, scratch: git.Scratch) -> history.History | str:
-        """Read the history for the copy; or return why it gets none, "" if the original has none."""
-        known, rules = self._repository, (self._scope.exclude, self._unread)
-        if known.git_dir is None:
-            return ""
         try:
-            if self._travels:
-                raise history.Unshared("it stays on the machine that the copy is sent from")
-            selection = history.Selection(tuple(globs for globs in rules if globs), self._scope.include)
-            found = history.read(known, scratch, selection)
-        except history.Unshared as error:
-            self.no_history = str(error)
-            return self.no_history
-        self.object_folders = history.object_folders(self.original)
-        return found
-
-    def _open_again(self) -> int:
-        """Open the root, which must be the folder that it was: a link in its place may point anywhere."""
-        handle = open_root(self.root)
-        facts = os.fstat(handle)
-        if (facts.st_dev, facts.st_ino) != self._identity:
-            os.close(handle)
-            raise OSError(errno.ESTALE, "replaced by another folder", str(self.root))
-        return handle
-
-    def _find_ignored(self, scratch: git.Scratch, source: int, listing: Listing) -> Collection[str]:
-        rules, known = read_rules(source, listing, self._scope), self._repository
-        if not (rules or known.excluded or known.above):
-            return ()
-        # What was added in spite of the rules belongs to the work; it also spares most questions.
-        tracked = known.tracked(scratch)
-        if tracked is None:
-            return ()  # Nothing that may be tracked is lost.
-        self._repository = known = known.obeyed(scratch)
-        found = known.ignored(scratch, listing.paths(but=tracked), rules)
-        return found - self._tracked_below(scratch, listing, rules, found)
-
-    def _tracked_below(
-        self, scratch: git.Scratch, listing: Listing, rules: Mapping[str, bytes], ignored: set[str]
-    ) -> set[str]:
-        """Those of the ignored files that a repository in the workspace tracks; one that is ignored itself does not."""
-        folders = tuple(folder for folder in listing.repositories if folder)
-        outer = {place: text for place, text in rules.items() if not place.startswith(folders)}
-        asked = [folder + repository.ANY_NAME for folder in folders]
-        hidden = self._repository.ignored(scratch, asked, outer)
-        found: set[str] = set()
-        for folder in folders:
-            held = {path for path in ignored if path.startswith(folder)}
-            if held and folder + repository.ANY_NAME not in hidden:
-                tracked = repository.find(self.original / folder).tracked(scratch)
-                found |= held if tracked is None else held & {folder + path for path in tracked}
-        return found
-
-    def _read_in_place(self, source: int, listing: Listing, ignored: Collection[str]) -> None:
-        for folder in listing.folders:
-            with opened(open_known(source, folder)) as handle:
-                for name, facts in folder.entries:
-                    self._scope.go_on()
-                    self._keep_in_place(handle, folder.path + name, name, facts, ignored)
-
-    def _keep_in_place(
-        self, handle: int, path: str, name: str, facts: os.stat_result, ignored: Collection[str]
-    ) -> None:
-        try:
-            if path in ignored or facts.st_size > BLOB_BYTES_MAX:
-                self._baseline.note(path, facts, tracked=path not in ignored)
-            elif stat.S_ISLNK(facts.st_mode):
-                self._baseline.keep(path, facts, os.fsencode(read_link(handle, name)))
-            elif found := read_file(handle, name, BLOB_BYTES_MAX):
-                self._baseline.keep(path, found[1], found[0])
-        except FileNotFoundError:
-            pass  # Somebody works here; what is gone before we looked is not part of the start.
-        except OSError as error:
-            raise self._scope.cannot("read", path, error) from error
-        if self._baseline.kept_bytes > self._scope.quota.bytes_max:
-            raise over_quota(self._scope)
+            if not self._is_slim:
+                slim(self.run_dir)
+        finally:
+            collect(self._stage_dir)
 
 
 def open_workspace(
@@ -373,6 +469,12 @@ def collect(stage_dir: Path) -> None:
     remove_tree(stage_dir)
 
 
+def slim(run_dir: Path) -> None:
+    """Keep only the run's states of its repository; without any, remove it; missing is fine. Raises WorkspaceError."""
+    if os.path.lexists(run_dir / REPO_NAME):
+        Repo(run_dir / REPO_NAME).slim()
+
+
 NAME_A_FOLDER: Final = "name an existing folder (--root, or workspace.root of the order)"
 """What to do about a workspace that is not there."""
 
@@ -405,8 +507,7 @@ def _make_folders(run_dir: Path, stage_dir: Path, tree: Path) -> None:
         raise FileExistsError(errno.EEXIST, "not empty", str(stage_dir))
 
 
-def _check_bytes(listing: Listing, scope: Scope) -> None:
-    """Refuse before the first byte is copied what is over the quota already."""
-    sizes = [min(facts.st_size, facts.st_blocks * 512) for folder in listing.folders for _, facts in folder.entries]
-    if sum(sizes) > scope.quota.bytes_max:
-        raise over_quota(scope)
+def _exclude_line(path: str) -> bytes:
+    """Name one file in git's ignore language."""
+    escaped = b"".join(b"\\" + bytes((byte,)) if byte in b"\\*?[ !#" else bytes((byte,)) for byte in os.fsencode(path))
+    return b"" if b"\n" in escaped else b"/" + escaped + b"\n"

@@ -20,9 +20,9 @@ import msgspec
 from backplane.errors import BackplaneError, StoreError
 from backplane.process.locks import try_lock
 from backplane.workspace.copying import write_all
-from backplane.workspace.pack import LINK, PROGRAM, Leaf
-from backplane.workspace.patch import PathTarget, SavedPatch, failure, read_target, target_json
-from backplane.workspace.tree import look_at, open_folder, open_root, opened, parent, printable, unguessable
+from backplane.workspace.patch import PathTarget, checked, failure
+from backplane.workspace.repo import LINK, PROGRAM, Leaf, StoredContents
+from backplane.workspace.tree import look_at, opened, parent, printable, unguessable
 
 SYNC_EACH_MAX: Final = 200
 """Files and folders that are synced one by one, some ms each; for more, one sync of all disks is faster."""
@@ -79,7 +79,7 @@ class Mark:
     def write(self, writing: Writing) -> None:
         """Store a planned write. Raises OSError."""
         # The standard library's writer, because names that are not UTF-8 contain lone surrogates.
-        rows = [target_json(target) for target in writing.targets]
+        rows = [(target.path, _leaf_json(target.before), _leaf_json(target.after)) for target in writing.targets]
         head = {"command": writing.command, "root": writing.root, "token": writing.token}
         os.ftruncate(self._fd, 0)
         os.lseek(self._fd, 0, os.SEEK_SET)
@@ -125,13 +125,22 @@ def _read(path: Path) -> Writing | None:
         made: dict[str, Any] | None = json.loads(lines[0]) if len(lines) > 1 else None
         if made is None:
             return None
-        targets = tuple(map(read_target, made["targets"]))
+        rows = made["targets"]
+        targets = tuple(PathTarget(checked(path), _read_leaf(old), _read_leaf(new)) for path, old, new in rows)
         return Writing(made["command"], made["root"], made["token"], targets)
     except FileNotFoundError:
         return None
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         hint = "look at the workspace with `git status`, and then remove this file"
         raise failure(f"'{printable(str(path))}' cannot be read: {type(error).__name__}", hint) from error
+
+
+def _leaf_json(leaf: Leaf | None) -> list[Any] | None:
+    return None if leaf is None else [leaf.mode, leaf.oid]
+
+
+def _read_leaf(value: Any) -> Leaf | None:
+    return None if value is None else msgspec.convert(value, tuple[int, str]) and Leaf(*value)
 
 
 def cut_off(runs: Path) -> list[str]:
@@ -164,12 +173,8 @@ def cut_off(runs: Path) -> list[str]:
 # The files -----------------------------------------------------------------------------------------------------------
 
 
-def write_temporary(root: int, writing: Writing, saved: SavedPatch, seen: Seen) -> dict[str, str]:
+def write_temporary(root: str, writing: Writing, contents: StoredContents, seen: Seen) -> dict[str, str]:
     """Write all new contents under temporary names; return the folder of each path's temporary file.
-
-    Args:
-        root: handle of the folder.
-        saved: has the contents.
 
     Raises:
         OSError, WorkspaceError: one cannot be written, or a file has changed since the write was planned.
@@ -180,8 +185,7 @@ def write_temporary(root: int, writing: Writing, saved: SavedPatch, seen: Seen) 
     for target, leaf, name in fresh:
         with _about(target.path):
             places[target.path] = _deepest(root, target.path)
-            with opened(open_folder(root, places[target.path])) as folder:
-                _write_one(folder, name, leaf, saved, seen.get(target.path), sync=each)
+            _write_one(f"{root}/{places[target.path]}{name}", leaf, contents, seen.get(target.path), sync=each)
     if not each:
         os.sync()
     for target in writing.targets:
@@ -189,7 +193,7 @@ def write_temporary(root: int, writing: Writing, saved: SavedPatch, seen: Seen) 
     return places
 
 
-def put_in_place(root: int, writing: Writing, seen: Seen, places: Mapping[str, str]) -> None:
+def put_in_place(root: str, writing: Writing, seen: Seen, places: Mapping[str, str]) -> None:
     """Remove the files that go, and move the new ones to their names.
 
     Args:
@@ -205,27 +209,28 @@ def put_in_place(root: int, writing: Writing, seen: Seen, places: Mapping[str, s
                 _remove(root, target.path)
     for target, _, name in writing.fresh:
         with _about(target.path):
-            _move_in(root, target.path, places[target.path], name, seen.get(target.path))
+            _move_in(root, target.path, f"{root}/{places[target.path]}{name}", seen.get(target.path))
     folders = {parent(target.path) for target in writing.targets}
     if len(folders) > SYNC_EACH_MAX:
         os.sync()
         return
     for folder in folders:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), opened(open_folder(root, folder)) as handle:
-            os.fsync(handle)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            _sync_folder(f"{root}/{folder}")
 
 
-def remove_temporary(root: int, writing: Writing) -> None:
+def remove_temporary(root: str, writing: Writing) -> None:
     """Remove the temporary files that a write has left."""
     for target, _, name in writing.fresh:
-        for folder in ("", *folders_above([target.path])):
-            with contextlib.suppress(OSError), opened(open_folder(root, folder)) as handle:
-                os.unlink(name, dir_fd=handle)
+        for folder in ("", *(f"{above}/" for above in folders_above([target.path]))):
+            if look_at(root, f"{folder}{name}") is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{root}/{folder}{name}")
 
 
 @contextlib.contextmanager
 def _about(path: str) -> Iterator[None]:
-    """Name the file in an error of the system, which knows only a name within a folder."""
+    """Name the file in an error of the system, not its temporary one."""
     try:
         yield
     except OSError as error:
@@ -237,28 +242,24 @@ def folders_above(paths: Iterable[str]) -> list[str]:
     return sorted({path[:place] for path in paths for place, letter in enumerate(path) if letter == "/"})
 
 
-def _deepest(root: int, path: str) -> str:
+def _deepest(root: str, path: str) -> str:
     """Return the deepest folder above a path that exists; it is on the disk on which the file will be."""
     there = ""
     for folder in folders_above([path]):
-        try:
-            os.close(open_folder(root, folder))
-        except OSError:
+        facts = look_at(root, folder)
+        if facts is None or not stat.S_ISDIR(facts.st_mode):
             break
-        there = folder
+        there = f"{folder}/"
     return there
 
 
-def _write_one(
-    folder: int, name: str, leaf: Leaf, saved: SavedPatch, old: os.stat_result | None, *, sync: bool
-) -> None:
+def _write_one(path: str, leaf: Leaf, contents: StoredContents, old: os.stat_result | None, *, sync: bool) -> None:
     if leaf.mode == LINK:
-        os.symlink(os.fsdecode(saved.content(leaf)), name, dir_fd=folder)
+        os.symlink(os.fsdecode(contents.read(leaf.oid)), path)
         return
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     rights = 0o777 if leaf.mode == PROGRAM else 0o666
-    with opened(os.open(name, flags, rights, dir_fd=folder)) as file:
-        for piece in saved.pieces(leaf):
+    with opened(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, rights)) as file:
+        for piece in contents.pieces(leaf.oid):
             write_all(file, piece)
         if old is not None and stat.S_ISREG(old.st_mode):
             with contextlib.suppress(PermissionError):
@@ -275,34 +276,29 @@ def _runnable(old: int, program: bool) -> int:
     return old | (old & 0o444) >> 2 if program else old & ~0o111
 
 
-def _remove(root: int, path: str) -> None:
+def _remove(root: str, path: str) -> None:
     """Remove a file, and the folders that this leaves empty, as git does."""
-    with opened(open_folder(root, parent(path))) as folder:
-        os.unlink(path[len(parent(path)) :], dir_fd=folder)
-    while path := parent(path)[:-1]:
-        with opened(open_folder(root, parent(path))) as folder:
-            try:
-                os.rmdir(path[len(parent(path)) :], dir_fd=folder)
-            except OSError:
-                return
+    os.unlink(f"{root}/{path}")
+    with contextlib.suppress(OSError):
+        while path := parent(path)[:-1]:
+            os.rmdir(f"{root}/{path}")
 
 
-def _move_in(root: int, path: str, place: str, name: str, seen: os.stat_result | None) -> None:
+def _move_in(root: str, path: str, temporary: str, seen: os.stat_result | None) -> None:
     """Move a temporary file to its own name, in folders that are made for it."""
     for above in folders_above([path]):
-        with opened(open_folder(root, parent(above))) as folder, contextlib.suppress(FileExistsError):
-            os.mkdir(above[len(parent(above)) :], dir_fd=folder)
+        if look_at(root, above) is None:
+            os.mkdir(f"{root}/{above}")
     _require_same(root, path, seen)
-    with opened(open_folder(root, place)) as source, opened(open_folder(root, parent(path))) as folder:
-        own = path[len(parent(path)) :]
-        with contextlib.suppress(OSError):
-            os.rmdir(own, dir_fd=folder)  # An empty folder, whose last file was removed before a cut.
-        os.rename(name, own, src_dir_fd=source, dst_dir_fd=folder)
+    with contextlib.suppress(OSError):
+        os.rmdir(f"{root}/{path}")  # An empty folder, whose last file was removed before a cut.
+    os.rename(temporary, f"{root}/{path}")
 
 
-def _require_same(root: int, path: str, seen: os.stat_result | None) -> None:
+def _require_same(root: str, path: str, seen: os.stat_result | None) -> None:
     """Raise WorkspaceError if there is another file at a path than when the write was planned."""
-    now = look_at(root, path, lambda folder, name, facts: None if stat.S_ISDIR(facts.st_mode) else facts)
+    now = look_at(root, path)
+    now = None if now is not None and stat.S_ISDIR(now.st_mode) else now
     if _identity(now) != _identity(seen):
         raise failure(f"'{printable(path)}' was changed just now", "look at it, and try again")
 
@@ -311,6 +307,6 @@ def _identity(facts: os.stat_result | None) -> Sequence[int] | None:
     return None if facts is None else (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_mode)
 
 
-def _sync_folder(path: Path) -> None:
-    with opened(open_root(path)) as handle:
+def _sync_folder(path: str | Path) -> None:
+    with opened(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as handle:
         os.fsync(handle)

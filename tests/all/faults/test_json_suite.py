@@ -304,7 +304,7 @@ def test_c15_a_secret_is_nowhere_in_any_of_its_forms(ground: Ground, secret: str
         seen["deltas"] = "".join(event["text"] for event in ended.events if event["type"] == "assistant_delta").encode()
         for path in ground.home.rglob("*"):
             # The patch is the work itself; everything that is said about it is ours.
-            if path.is_file() and path.name != "patch.diff" and path.parent.name != "patch.blobs":
+            if path.is_file() and path.name != "patch.diff" and "repo.git" not in path.parts:
                 seen[str(path)] = path.read_bytes()
         hits += [(place, form) for place, data in seen.items() for form in forms if form.encode() in data]
     assert hits == []

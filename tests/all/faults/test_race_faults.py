@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from backplane.workspace.tree import give_rights, opened
+from backplane.workspace.tree import give_rights
 from tests.all.faults import sizes
 from tests.all.faults.ground import UGLY, Ended, Ground
 
@@ -116,6 +116,6 @@ def test_f42_no_mode_is_changed_through_a_link(tmp_path: Path, kind: str) -> Non
         theirs.write_text("x") if kind == "a file" else theirs.mkdir()
         theirs.chmod(0o500)
     (tmp_path / "link").symlink_to(theirs)
-    with opened(os.open(tmp_path, os.O_RDONLY)) as folder, pytest.raises(OSError, match=r"supported|symbolic"):
-        give_rights("link", 0o777, folder)
+    with pytest.raises(OSError, match=r"supported|symbolic"):
+        give_rights(str(tmp_path / "link"), 0o777)
     assert kind == "nothing" or theirs.stat().st_mode & 0o777 == 0o500

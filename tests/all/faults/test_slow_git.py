@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from backplane.process import guard
-from backplane.workspace import git
+from backplane.workspace import repository
 from tests.all.faults.ground import GRACE_S, LADDER_S, Ended, Ground, Running, kill_9
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the process table is Linux's")
@@ -26,8 +26,8 @@ RULES_S = 5.0
 BOUNDED = f"""
 import sys
 from backplane.__main__ import main
-from backplane.workspace import git
-git.RULES_S_MAX = {RULES_S}
+from backplane.workspace import repository
+repository.RULES_S_MAX = {RULES_S}
 sys.exit(main())
 """
 """The program with a shorter bound: git takes a core until then."""
@@ -127,8 +127,8 @@ def test_the_deadline_ends_git_while_the_workspace_is_staged(slow: Ground) -> No
 
 
 def test_rules_that_take_too_long_are_named_and_cost_no_more_than_their_bound(slow: Ground) -> None:
-    assert git.RULES_S_MAX > RULES_S
+    assert repository.RULES_S_MAX > RULES_S
     bounded = (sys.executable, "-P", "-c", BOUNDED)
     ended = slow.run(f"{PLANTED} final(); rest()", "--timeout", "5", program=bounded)
     assert not slow.amiss(ended, code="execution_workspace_error", outcome="partial", accepted=1, bound_s=RULES_S)
-    assert b"simplify '.gitignore', or leave it out with --exclude '.gitignore'" in ended.stderr
+    assert b"simplify it, or leave the '.gitignore' out with --exclude" in ended.stderr
