@@ -50,7 +50,7 @@ class Place:
         self.original = base / "ws"
         self.run_dir = base / "run"
         self.stage_dir = base / "stage"
-        self.original.mkdir()
+        self.original.mkdir(parents=True)
 
     def write(self, files: dict[str, str | bytes], root: Path | None = None) -> None:
         for name, content in files.items():

@@ -471,8 +471,11 @@ def collect(stage_dir: Path) -> None:
 
 def slim(run_dir: Path) -> None:
     """Keep only the run's states of its repository; without any, remove it; missing is fine. Raises WorkspaceError."""
-    if os.path.lexists(run_dir / REPO_NAME):
-        Repo(run_dir / REPO_NAME).slim()
+    place = run_dir / REPO_NAME
+    if (place / "config").exists():
+        Repo(place).slim()
+    else:
+        remove_tree(place)  # It was cut off while it was made.
 
 
 NAME_A_FOLDER: Final = "name an existing folder (--root, or workspace.root of the order)"

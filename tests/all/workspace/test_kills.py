@@ -15,7 +15,7 @@ import pytest
 
 from backplane.errors import WorkspaceError
 from backplane.receipts.store import Store
-from backplane.workspace import apply_patch, writing
+from backplane.workspace import apply_patch, collect, slim, writing
 from tests.all.doors.test_workspace_kill import APPLY, CHANGES_MAX, KILLER, contents, kill_at, killed, patched
 from tests.test_workspace import Place, snapshot
 
@@ -37,6 +37,44 @@ def test_a_kill_at_every_step_of_going_on_still_ends(patched: Place) -> None:
     with pytest.raises(WorkspaceError, match="applied already"):
         apply_patch(patched.run_dir)
     assert not list(patched.original.rglob(".backplane-*"))
+
+
+STAGE: Final = (
+    KILLER
+    + """
+from pathlib import Path
+from backplane.workspace import Quota, open_workspace
+from backplane.workspace.checkpoints import Checkpoints
+base = Path(sys.argv[1])
+armed = True
+found = open_workspace(
+    base / "ws", mode="staged", include=(), exclude=(), run_dir=base / "run", stage_dir=base / "stage",
+    tree=base / "stage/tree", quota=Quota(bytes_max=1 << 20, files_max=100),
+)
+(found.root / "edited").write_text("E")
+(found.root / "new").write_text("n")
+Checkpoints(found).make("2026-01-01T00:00:00Z")
+(found.root / "edited").write_text("EE")
+found.difference()
+found.close()
+"""
+)
+
+
+def test_a_kill_at_any_step_of_a_run_leaves_a_whole_patch_or_none(tmp_path: Path) -> None:
+    for step in range(CHANGES_MAX):
+        place = Place(tmp_path / str(step))
+        place.write({"edited": "e\n", "same": "s\n"})
+        code = killed(STAGE, step, str(place.base))
+        slim(place.run_dir)
+        collect(place.stage_dir)
+        assert (place.original / "edited").read_text() == "e\n"
+        if (place.run_dir / "patch.json").exists() and "tree" in (place.run_dir / "patch.json").read_text():
+            assert apply_patch(place.run_dir).files == ("edited", "new")
+            assert (place.original / "edited").read_text() == "EE"
+        if code == 0:
+            break
+    assert 50 < step < CHANGES_MAX - 1
 
 
 @contextmanager
