@@ -71,7 +71,7 @@ def held_key_of(
 
 
 def _asked(
-    name: str, fix: str, declared: BackendSettings, agent: rows.AgentRow | None, service: presets.Service | None
+    name: str, fix: str, declared: BackendSettings, agent: rows.AgentRow | None, service: Endpoint | None
 ) -> tuple[str, str]:
     """Return the variable of a host's key, and the address of the service that takes the key.
 
