@@ -97,7 +97,7 @@ ROOMS = {
     "hosts": f"{SHAPES} agents agents.rows config contract.light host process",
     # the front doors
     "serve": (
-        f"{SHAPES} api config host policy process protocol receipts receipts.outcomes routing.driver runtime "
+        f"{SHAPES} api config host policy process protocol providers receipts receipts.outcomes routing.driver runtime "
         "schemas workspace"
     ),
     "view.load": f"{SHAPES} process process.table receipts routing upstream.prices view",

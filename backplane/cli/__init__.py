@@ -76,6 +76,7 @@ INDEX: Final[dict[str, dict[str, str]]] = {
     "for programs": {
         "gateway": "answer the model requests of any client by any configured service",
         "serve": "run the orders that another program sends on stdin",
+        "acp": "start an agent for editors that speak the Agent Client Protocol",
         "mcp": "start an MCP server with tools that run orders and read receipts",
         "validate": "check work orders, receipts, policies and other files",
         "schema": "print a JSON Schema",

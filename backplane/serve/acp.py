@@ -173,8 +173,7 @@ class AcpAgent:
 
     async def new(self, params: Mapping[str, Any]) -> Json:
         """Begin a session in the editor's folder."""
-        registry = await self._registry(params)
-        return await self._begun(registry, None, None)
+        return await self._begun(params, None)
 
     async def load(self, params: Mapping[str, Any]) -> Json:
         """Continue a stored session, and show what was said in it before the answer."""
@@ -190,18 +189,19 @@ class AcpAgent:
         id = _text(params, "sessionId")
         if id in self._sessions:
             raise _WrongParams(f"the session {id} is open already")
-        registry = await self._registry(params)
-        return await self._begun(registry, id, None)
+        return await self._begun(params, id)
 
-    async def _begun(self, registry: ProviderRegistry, id: str | None, backend: str | None) -> Json:
+    async def _begun(self, params: Mapping[str, Any], id: str | None) -> Json:
         """Open a session, and return its id and modes."""
+        folder = _folder(params)
+        registry = self._registry(folder, params)
         await registry.__aenter__()
         try:
-            wish = SessionConfig(
-                root=str(self._folder), mode="pass_through", policy=self._policy, on_ask="stream"
-            )  # fmt: skip
+            wish: SessionConfig = SessionConfig(
+                root=str(folder), mode="pass_through", policy=self._policy, on_ask="stream"
+            )
             if id is None:
-                session = await registry.get(backend or self._backend).create_session(wish)
+                session = await registry.get(self._backend).create_session(wish)
                 await session.save()
             else:
                 file = await anyio.to_thread.run_sync(_stored, registry.plane.home, id)
@@ -213,17 +213,13 @@ class AcpAgent:
         self._sessions[session.id] = _Open(registry, session)
         return {"sessionId": session.id, "modes": _modes(registry, session)}
 
-    async def _registry(self, params: Mapping[str, Any]) -> ProviderRegistry:
+    def _registry(self, folder: Path, params: Mapping[str, Any]) -> ProviderRegistry:
         """Return the providers for a folder, with the MCP servers of the editor."""
         if len(self._sessions) >= SESSIONS_MAX:
             raise _WrongParams(f"{SESSIONS_MAX} sessions are open; close one")
-        folder = Path(_text(params, "cwd"))
-        if not folder.is_absolute() or not folder.is_dir():
-            raise _WrongParams(f"cwd {str(folder)[:200]!r} is no absolute path of a folder")
         settings = config.load(self._file, self._environ, folder)
         servers = _servers(params.get("mcpServers") or ())
         settings = msgspec.structs.replace(settings, mcp_servers={**settings.mcp_servers, **servers})
-        self._folder = folder
         return ProviderRegistry(settings, config.home(self._environ), self._environ)
 
     async def list(self, params: Mapping[str, Any]) -> Json:
@@ -307,12 +303,12 @@ class AcpAgent:
             title = approval.tool or "apply a patch"
             shown = {"toolCallId": str(call), **_call(title, approval.input), "status": "pending"}
             params = {"sessionId": one.session.id, "toolCall": shown, "options": OPTIONS}
-            decision = _decision(await self._pipe.ask("session/request_permission", params))
+            decision = _decision((await self._pipe.call("session/request_permission", params, timeout_s=None)).result)
         with suppress(BackplaneError):  # Another way has answered it, or the turn has ended.
             one.session.answer(id, decision)
 
     async def _update(self, id: str, update: dict[str, Json]) -> None:
-        await self._pipe.tell("session/update", {"sessionId": id, "update": update})
+        await self._pipe.notify("session/update", {"sessionId": id, "update": update})
 
 
 _METHODS: Final = {
@@ -343,7 +339,9 @@ class _Shown:
             return [] if was_shown or not event.text else [_words("agent_message_chunk", event.text)]
         if isinstance(event, ToolCall):
             call = _call(event.tool_name, event.input)
-            return [{"sessionUpdate": "tool_call", "toolCallId": str(event.tool_use_id), **call, "status": "in_progress"}]
+            return [
+                {"sessionUpdate": "tool_call", "toolCallId": str(event.tool_use_id), **call, "status": "in_progress"}
+            ]
         if isinstance(event, ToolResult):
             return [_result(str(event.tool_use_id), event.output, is_error=event.is_error)]
         return []
@@ -356,7 +354,14 @@ def _words(kind: str, text: str) -> dict[str, Json]:
 def _call(name: str, given: Json) -> dict[str, Json]:
     """Return the members that show a call: title, kind, input, and the files that it names."""
     found = given if isinstance(given, dict) else {}
-    words = next((found[key] for key in ("command", "cmd", "path", "file_path", "filePath", "url", "pattern") if isinstance(found.get(key), str)), "")
+    words = next(
+        (
+            found[key]
+            for key in ("command", "cmd", "path", "file_path", "filePath", "url", "pattern")
+            if isinstance(found.get(key), str)
+        ),
+        "",
+    )
     paths = [found[key] for key in ("path", "file_path", "filePath") if isinstance(found.get(key), str)]
     neutral = SPELLINGS.get(name, name)
     title = f"{name} {words}".strip().replace("\n", " ")[:TITLE_CHARS]
@@ -418,6 +423,13 @@ def _text(params: Mapping[str, Any], name: str) -> str:
     if not isinstance(found, str) or not found:
         raise _WrongParams(f"the request has no text {name!r}")
     return found
+
+
+def _folder(params: Mapping[str, Any]) -> Path:
+    folder = Path(_text(params, "cwd"))
+    if not folder.is_absolute() or not folder.is_dir():
+        raise _WrongParams(f"cwd {str(folder)[:200]!r} is no absolute path of a folder")
+    return folder
 
 
 def _servers(rows: Any) -> dict[str, config.ServerSettings]:

@@ -1,0 +1,42 @@
+"""`acp`: backplane as an agent of the Agent Client Protocol, for editors."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import anyio
+
+from backplane import __version__, config
+from backplane.cli import options as add
+from backplane.cli import streams
+from backplane.cli.command import Args, Parser
+from backplane.serve import acp
+
+HELP = """Serve the Agent Client Protocol (ACP) on stdin and stdout. Configure this command as an agent of your editor:
+every backend is a mode of its sessions, the agent works in the editor's folder, and each prompt has a receipt."""
+EXAMPLE = "backplane acp --backend mine"
+
+
+def options(p: Parser) -> None:
+    add.value(p, "-b", "--backend", metavar="NAME", help="backend of new sessions (default: the configured one)")
+    add.value(p, "--policy", metavar="FILE", help="JSON policy file, or a built-in policy: default, strict or ci")
+    add.config(p)
+
+
+def run(args: Args) -> int:
+    if streams.is_terminal(streams.STDIN):
+        streams.complain("acp reads ACP messages from stdin; end the input with Ctrl-D\n")
+    environ, cwd = dict(os.environ), streams.folder()
+    file = cwd / args.config if args.config else None
+    config.load(file, environ, cwd)
+    agent = acp.AcpAgent(Path(file) if file else None, environ, __version__, backend=args.backend, policy=args.policy)
+    # A stray print of a library would be a broken message: the protocol keeps stdout to itself.
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    mode = os.fstat(stdout).st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):  # A terminal's description is shared with the shell.
+        os.set_blocking(stdout, False)
+    number = anyio.run(agent.serve, 0, stdout)
+    return 0 if number is None else 128 + number

@@ -1,0 +1,210 @@
+"""backplane as an agent of an editor, over the Agent Client Protocol."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backplane.testing import Call, Fault, ModelServer, Turn
+
+WAIT_S = 20.0
+WRITE = Call(name="write_file", input={"path": "made.txt", "content": "marmot\n"})
+WORDS = [{"type": "text", "text": "make it"}]
+
+
+class Editor:
+    """A client of the protocol: it sends requests, collects updates, and answers permissions."""
+
+    def __init__(self, program: subprocess.Popen[bytes], permit: Callable[[Any], str | None]) -> None:
+        self._program, self._permit = program, permit
+        self._answers: queue.Queue[Any] = queue.Queue()
+        self._number = -1
+        self.updates: list[Any] = []
+        self.asked: list[Any] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._program.stdout is not None
+        for line in self._program.stdout:
+            message = json.loads(line)
+            if message.get("method") == "session/update":
+                self.updates.append(message["params"]["update"])
+            elif message.get("method") == "session/request_permission":
+                self.asked.append(message["params"])
+                chosen = self._permit(message["params"])
+                outcome = {"outcome": "cancelled"} if chosen is None else {"outcome": "selected", "optionId": chosen}
+                self.send({"jsonrpc": "2.0", "id": message["id"], "result": {"outcome": outcome}})
+            else:
+                self._answers.put(message)
+
+    def send(self, message: Any) -> None:
+        assert self._program.stdin is not None
+        self._program.stdin.write(json.dumps(message).encode() + b"\n")
+        self._program.stdin.flush()
+
+    def begin(self, method: str, **params: Any) -> int:
+        self._number += 1  # The first id is 0, which is a good id.
+        self.send({"jsonrpc": "2.0", "id": self._number, "method": method, "params": params})
+        return self._number
+
+    def answer(self) -> Any:
+        return self._answers.get(timeout=WAIT_S)
+
+    def ask(self, method: str, **params: Any) -> Any:
+        """Return the result of a request, or its error."""
+        number = self.begin(method, **params)
+        message = self.answer()
+        assert message["id"] == number
+        return message.get("result", message.get("error"))
+
+    def new(self, folder: Path) -> str:
+        return str(self.ask("session/new", cwd=str(folder), mcpServers=[])["sessionId"])
+
+    def said(self, kind: str = "agent_message_chunk") -> str:
+        return "".join(update["content"]["text"] for update in self.updates if update["sessionUpdate"] == kind)
+
+
+@contextmanager
+def editor(
+    folder: Path, server: ModelServer, permit: Callable[[Any], str | None] = lambda _: "allow"
+) -> Iterator[Editor]:
+    (folder / "work").mkdir(exist_ok=True)
+    address = server.base_url("anthropic")
+    row = f'host = "api"\noptions = {{ protocol = "anthropic", base_url = "{address}", model = "m" }}\n'
+    (folder / "backplane.toml").write_text(f'default_backend = "one"\n[backends.one]\n{row}[backends.two]\n{row}')
+    (folder / "policy.json").write_text('{"require_approval_for": ["write_file"]}')
+    command = [sys.executable, "-m", "backplane", "acp", "--config", str(folder / "backplane.toml")]
+    env = {**os.environ, "BACKPLANE_HOME": str(folder / "home")}
+    with subprocess.Popen(
+        [*command, "--policy", str(folder / "policy.json")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+    ) as program:
+        one = Editor(program, permit)
+        hello = one.ask("initialize", protocolVersion=1, clientCapabilities={})
+        assert hello["protocolVersion"] == 1
+        try:
+            yield one
+        finally:
+            assert program.stdin is not None
+            program.stdin.close()
+            assert program.wait(WAIT_S) == 0
+
+
+@pytest.mark.parametrize(("chosen", "made"), [("allow", True), ("reject", False), (None, False)])
+def test_an_editor_permits_a_call_or_not(tmp_path: Path, chosen: str | None, made: bool) -> None:
+    script = [Turn(reasoning="hm", calls=(WRITE,)), Turn(text="all done")]
+    with ModelServer(script) as server, editor(tmp_path, server, lambda _: chosen) as one:
+        id = one.new(tmp_path / "work")
+        assert one.ask("session/prompt", sessionId=id, prompt=WORDS) == {"stopReason": "end_turn"}
+    (asked,) = one.asked
+    assert asked["toolCall"]["kind"] == "edit"
+    assert {option["kind"] for option in asked["options"]} == {"allow_once", "allow_always", "reject_once"}
+    assert (tmp_path / "work" / "made.txt").exists() == made
+    kinds = [update["sessionUpdate"] for update in one.updates]
+    assert kinds.index("tool_call") < kinds.index("tool_call_update")
+    (end,) = [update["status"] for update in one.updates if update["sessionUpdate"] == "tool_call_update"]
+    assert end == ("completed" if made else "failed")
+    assert one.said() == "all done"
+    assert one.said("agent_thought_chunk") == "hm"
+
+
+def test_a_stored_session_is_listed_loaded_and_goes_on(tmp_path: Path) -> None:
+    with ModelServer([Turn(text="first"), Turn(text="second")]) as server:
+        with editor(tmp_path, server) as one:
+            id = one.new(tmp_path / "work")
+            one.ask("session/prompt", sessionId=id, prompt=WORDS)
+            assert one.ask("session/close", sessionId=id) == {}
+        with editor(tmp_path, server) as one:
+            rows = one.ask("session/list", cwd=str(tmp_path / "work"))["sessions"]
+            assert [(row["sessionId"], row["title"]) for row in rows] == [(id, "make it")]
+            assert one.ask("session/list", cwd="/elsewhere")["sessions"] == []
+            one.ask("session/load", sessionId=id, cwd=str(tmp_path / "work"), mcpServers=[])
+            assert (one.said("user_message_chunk"), one.said()) == ("make it", "first")
+            one.updates.clear()
+            one.ask("session/prompt", sessionId=id, prompt=[{"type": "text", "text": "on"}])
+            assert one.said() == "second"
+        said = json.dumps(server.requests[-1].body["messages"])
+        assert "make it" in said
+        assert "first" in said
+
+
+def test_another_mode_continues_on_another_backend(tmp_path: Path) -> None:
+    with ModelServer([Turn(text="first"), Turn(text="second")]) as server, editor(tmp_path, server) as one:
+        made = one.ask("session/new", cwd=str(tmp_path / "work"), mcpServers=[])
+        assert made["modes"]["currentModeId"] == "one"
+        assert {"one", "two"} <= {mode["id"] for mode in made["modes"]["availableModes"]}
+        id = made["sessionId"]
+        one.ask("session/prompt", sessionId=id, prompt=WORDS)
+        assert one.ask("session/set_mode", sessionId=id, modeId="two") == {}
+        one.ask("session/prompt", sessionId=id, prompt=WORDS)
+        assert "no backend" in one.ask("session/set_mode", sessionId=id, modeId="three")["message"]
+        assert "first" in json.dumps(server.requests[-1].body["messages"])
+
+
+def test_a_cancelled_prompt_ends_as_cancelled(tmp_path: Path) -> None:
+    slow = Turn(text="word " * 200, pieces=200, fault=Fault(pause_ms=50))
+    with ModelServer(slow) as server, editor(tmp_path, server) as one:
+        id = one.new(tmp_path / "work")
+        number = one.begin("session/prompt", sessionId=id, prompt=WORDS)
+        server.wait_requests(1)
+        one.send({"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": id}})
+        assert one.answer() == {"jsonrpc": "2.0", "id": number, "result": {"stopReason": "cancelled"}}
+
+
+def test_a_second_prompt_is_refused_while_one_is_under_way(tmp_path: Path) -> None:
+    with ModelServer(Turn(text="slow", fault=Fault(first_byte_ms=1500))) as server, editor(tmp_path, server) as one:
+        id = one.new(tmp_path / "work")
+        first = one.begin("session/prompt", sessionId=id, prompt=WORDS)
+        server.wait_requests(1)
+        second = one.begin("session/prompt", sessionId=id, prompt=WORDS)
+        refused, ended = one.answer(), one.answer()
+    assert (refused["id"], refused["error"]["code"]) == (second, -32602)
+    assert (ended["id"], ended["result"]) == (first, {"stopReason": "end_turn"})
+
+
+def test_a_failure_of_the_model_is_an_error_and_no_quiet_end(tmp_path: Path) -> None:
+    with (
+        ModelServer(Turn(fault=Fault(status=401, message="no key"), times=None)) as server,
+        editor(tmp_path, server) as one,
+    ):
+        error = one.ask("session/prompt", sessionId=one.new(tmp_path / "work"), prompt=WORDS)
+    assert error["code"] == -32603
+    assert "backend_auth_failed" in error["message"]
+
+
+def test_the_end_of_the_editor_ends_everything(tmp_path: Path) -> None:
+    slow = Turn(text="word " * 500, pieces=500, fault=Fault(pause_ms=50))
+    with ModelServer(slow) as server:
+        with editor(tmp_path, server) as one:
+            one.begin("session/prompt", sessionId=one.new(tmp_path / "work"), prompt=WORDS)
+            server.wait_requests(1)
+        assert server.wait_end(1) == "left"
+
+
+WRONG: list[tuple[str, dict[str, Any], int]] = [
+    ("nothing/here", {}, -32601),
+    ("session/new", {"cwd": "relative", "mcpServers": []}, -32602),
+    ("session/new", {"mcpServers": []}, -32602),
+    ("session/new", {"cwd": "/", "mcpServers": [{"name": "a", "type": "sse", "url": "http://127.0.0.1:9"}]}, -32602),
+    ("session/prompt", {"sessionId": "none", "prompt": WORDS}, -32602),
+    ("session/load", {"sessionId": "none", "cwd": "/", "mcpServers": []}, -32603),
+]
+
+
+def test_wrong_requests_are_answered_with_the_reason(tmp_path: Path) -> None:
+    with ModelServer([]) as server, editor(tmp_path, server) as one:
+        for method, params, code in WRONG:
+            error = one.ask(method, **params)
+            assert (error["code"], bool(error["message"])) == (code, True), (method, error)
+        id = one.new(tmp_path / "work")
+        for prompt in ([], "text", [{"type": "audio", "data": "", "mimeType": "a/b"}], [{"type": "text", "text": " "}]):
+            assert one.ask("session/prompt", sessionId=id, prompt=prompt)["code"] == -32602
