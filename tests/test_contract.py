@@ -572,7 +572,9 @@ def test_our_own_settings_are_found_nested_and_flat() -> None:
 def test_our_own_settings_are_those_that_orders_are_asked_for() -> None:
     root = Path(__file__).parent.parent
     files = [*(root / "backplane").rglob("*.py"), *(root / "hosts").glob("*.py")]
-    asking = re.compile(r'\b(?:abp\(|_amount\(order, |_read\(run, |settings_of\(vendor\)\.get\(|settings\.get\()"(\w+)"')
+    asking = re.compile(
+        r'\b(?:abp\(|_amount\(order, |_read\(run, |settings_of\(vendor\)\.get\(|settings\.get\()"(\w+)"'
+    )
     asked = {name for file in files for name in asking.findall(file.read_text(encoding="utf-8"))}
     assert asked | {UNHEARD} == set(SETTINGS)
 

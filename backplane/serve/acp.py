@@ -211,7 +211,7 @@ class AcpAgent:
                 await registry.__aexit__(None, None, None)
             raise
         self._sessions[session.id] = _Open(registry, session)
-        return {"sessionId": session.id, "modes": _modes(registry, session)}
+        return {**({"sessionId": session.id} if id is None else {}), "modes": _modes(registry, session)}
 
     def _registry(self, folder: Path, params: Mapping[str, Any]) -> ProviderRegistry:
         """Return the providers for a folder, with the MCP servers of the editor."""
@@ -322,7 +322,7 @@ class _WrongParams(Exception):
 
 
 class _Shown:
-    """What of a turn was shown: words come in pieces or whole, and are shown once."""
+    """Makes the updates of a turn; words that came in pieces are not shown again as a whole."""
 
     def __init__(self) -> None:
         self._in_pieces = False
