@@ -108,7 +108,7 @@ ROOMS = {
     "conform": f"{SHAPES} agents.rows api config policy process protocol receipts resources runtime schemas testing",
     "__init__": f"{SHAPES} api config runtime scale",
     "cli": (
-        f"{SHAPES} __init__ config conform contract.light dialects policy process protocol providers receipts "
+        f"{SHAPES} __init__ config conform contract.light dialects gateway policy process protocol providers receipts "
         "receipts.claims receipts.outcomes redact resources routing routing.compare routing.driver runtime sandbox "
         "sandbox.credentials scale scale.serve schemas serve telemetry tools upstream upstream.cost "
         "upstream.endpoint upstream.presets view view.load web workspace"

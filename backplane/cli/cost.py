@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
 
+from backplane import config
 from backplane.cli import options as add
 from backplane.cli import streams
-from backplane.cli.command import Args, Parser, open_store
+from backplane.cli.command import Args, Parser, open_store, wrong_words
+from backplane.gateway.journal import FOLDER, ExchangeEnd, lines_of
 from backplane.receipts.memory import Remembered, remembered
 from backplane.view.figures import count, milliseconds, money
 
@@ -22,17 +25,53 @@ _KEYS: Final[dict[str, Callable[[Remembered], str | None]]] = {
 }
 """Word of `--by` → the key of a run."""
 
+_EXCHANGE_KEYS: Final[dict[str, Callable[[ExchangeEnd], str | None]]] = {
+    "provider": lambda end: end.backend,
+    "model": lambda end: end.model,
+    "day": lambda end: end.at[:10],
+    "client": lambda end: end.client,
+}
+"""Word of `--by` → the key of a gateway's exchange."""
+
 HELP = "Sum up what runs have cost. An unknown cost is shown as ?, never as 0."
-EXAMPLE = "backplane cost --by model --since 7d"
+EXAMPLE = "backplane cost --by model --since 7d\nbackplane cost --gateway --by client"
 
 
 def options(p: Parser) -> None:
-    p.add_argument("--by", choices=tuple(_KEYS), default="provider", help="group the runs by this (default: provider)")
+    keys = tuple(dict.fromkeys((*_KEYS, *_EXCHANGE_KEYS)))
+    p.add_argument("--by", choices=keys, default="provider", help="group the runs by this (default: provider)")
+    add.flag(p, "--gateway", help="sum up the exchanges of `backplane gateway`, and not the runs")
     add.since(p)
     add.json(p, "one JSON object per sum, one per line; the last is the sum of all runs", "cli_cost")
 
 
 def run(args: Args) -> int:
+    keys = _EXCHANGE_KEYS if args.gateway else _KEYS
+    if args.by not in keys:
+        kind = "exchanges" if args.gateway else "runs"
+        raise wrong_words(f"{kind} have no {args.by}", f"use --by {', '.join(keys)}")
+    found, total = sums(_of_exchanges(args) if args.gateway else _of_runs(args))
+    rows = [("(not known)" if one.key is None else streams.one_line(one.key), one) for one in found]
+    for label, one in [*rows, ("all", total)]:
+        if args.json:
+            streams.write_record(one)
+        else:
+            streams.write(f"{label:<24}  {_figures(one, 'exchange' if args.gateway else 'run')}\n")
+    return 0
+
+
+def _of_exchanges(args: Args) -> Iterator[CostRow]:
+    """Yield the figures of each ended exchange of all starts of the gateway."""
+    key = _EXCHANGE_KEYS[args.by]
+    for path in sorted((config.home_path(os.environ) / FOLDER).glob("*.jsonl")):
+        for line in lines_of(path):
+            if isinstance(line, ExchangeEnd) and (milliseconds(line.at) or 0) >= (args.since or 0):
+                counts = line.tokens or {}
+                yield key(line) or None, line.cost, counts.get("input"), counts.get("output")
+
+
+def _of_runs(args: Args) -> Iterator[CostRow]:
+    """Yield the figures of each run that was paid for."""
     with open_store() as store:
         # The check of a comparison is the caller's own command, and none of its runs.
         runs = [run for run in remembered(store) if run.check_of is None]
@@ -40,17 +79,11 @@ def run(args: Args) -> int:
     # A refused run started nothing, and a replayed one did nothing: both are known to cost nothing.
     paid = [run for run in runs if not run.is_retold and (run.state != "ended" or run.reason != "refused")]
     key = _KEYS[args.by]
-    found, total = sums((key(run) or None, run.cost_usd_micros, run.input_tokens, run.output_tokens) for run in paid)
-    rows = [("(not known)" if one.key is None else streams.one_line(one.key), one) for one in found]
-    for label, one in [*rows, ("all", total)]:
-        if args.json:
-            streams.write_record(one)
-        else:
-            streams.write(f"{label:<24}  {_figures(one)}\n")
-    return 0
+    for run in paid:
+        yield key(run) or None, run.cost_usd_micros, run.input_tokens, run.output_tokens
 
 
-def _figures(one: Spend) -> str:
+def _figures(one: Spend, noun: str) -> str:
     def at_least(total: int | None, known: int | None, say: Callable[[int | None], str]) -> str:
         return say(total) if total is not None or known is None else f"≥ {say(known)}"
 
@@ -58,7 +91,7 @@ def _figures(one: Spend) -> str:
     unknown = f", cost unknown for {one.unknown}" if one.unknown else ""
     sent = at_least(one.input_tokens, one.known_input_tokens, count)
     got = at_least(one.output_tokens, one.known_output_tokens, count)
-    return f"{cost:>10}  {streams.count(one.runs, 'run')}{unknown}  {sent} in, {got} out"
+    return f"{cost:>10}  {streams.count(one.runs, noun)}{unknown}  {sent} in, {got} out"
 
 
 class Spend(msgspec.Struct, frozen=True, kw_only=True):

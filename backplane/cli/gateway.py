@@ -20,7 +20,7 @@ from backplane.errors import ConfigError
 from backplane.gateway.programs import PROGRAMS
 
 if TYPE_CHECKING:
-    from backplane.gateway import Gateway
+    from backplane.gateway.serving import Gateway
 
 HELP = """Serve the interfaces of OpenAI (Chat and Responses), Anthropic and Gemini on 127.0.0.1, and answer each
 model by the service that `[gateway.models]` names, whatever protocol it speaks. Ctrl-C ends the server."""
@@ -66,8 +66,8 @@ def _listen(port: int) -> socket.socket:
 
 
 async def _serve(settings: config.Settings, listener: socket.socket, args: Args) -> int:
-    from backplane.gateway import open_gateway
     from backplane.gateway.clients import new_key
+    from backplane.gateway.serving import open_gateway
 
     environ = dict(os.environ)
     needs_key = args.program is not None or not settings.gateway.clients

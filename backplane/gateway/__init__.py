@@ -1,6 +1,4 @@
-"""One address for the model requests of any client: four interfaces in front, any configured service behind."""
+"""One address for the model requests of any client: four interfaces in front, any configured service behind.
 
-from backplane.gateway.fronts import FRONTS
-from backplane.gateway.serving import Gateway, open_gateway
-
-__all__ = ["FRONTS", "Gateway", "open_gateway"]
+`serving` opens it for clients of its own, `in_run` for the agent of a run, and `key_proxy` only puts a key in.
+"""

@@ -13,8 +13,8 @@ from typing import Any
 from anyio.from_thread import start_blocking_portal
 
 from backplane.config import BackendSettings, GatewaySettings, Settings
-from backplane.gateway import open_gateway
 from backplane.gateway.journal import ExchangeEnd, Line, lines_of
+from backplane.gateway.serving import open_gateway
 from backplane.testing import PROTOCOLS, ModelServer, ProtocolName
 
 KEY = "dummy"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from backplane.cli import main
 from backplane.config import GatewayClientSettings
 from backplane.gateway.clients import digest
 from backplane.testing import PROTOCOLS, Call, Failure, Fault, ModelServer, ProtocolName, ScriptUsage, Turn
@@ -356,6 +357,25 @@ def test_the_record_names_tokens_cost_losses_and_no_contents() -> None:
     assert end.tokens == {"input": 1000, "output": 500, "cache_read": 0, "cache_write": 0}
     assert any("logit_bias" in row for row in end.lost)
     assert not [word for word in ("the answer", '"go"', KEY) if word in text]
+
+
+def test_cost_sums_up_the_exchanges(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = ScriptUsage(input=1000, output=500)
+    with ModelServer([Turn(text="hi", usage=usage)] * 3) as server:
+        services = {"a": backend(server, CHAT, prices=PRICES), "b": backend(server, MESSAGES)}
+        with gateway(services, {"m": "a", "n": "b"}) as gate:
+            statuses = [said(gate, model=model)[0] for model in ("m", "m", "n")]
+            assert (statuses, len(gate.ends)) == ([200] * 3, 3)
+            monkeypatch.setenv("BACKPLANE_HOME", str(gate.home))
+            assert main(["cost", "--gateway", "--json"]) == 0
+            rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    found = [(row["key"], row["runs"], row["cost_usd_micros"]) for row in rows]
+    assert found == [
+        ("a", 2, 4000),
+        ("b", 1, None),
+        (None, 3, None),
+    ]
+    assert main(["cost", "--by", "client"]) == 2
 
 
 def test_a_strict_gateway_refuses_what_a_service_cannot_get() -> None:
