@@ -238,6 +238,21 @@ class GatewayClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     exchanges_max: Count = 32
 
 
+class GatewayAgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole agent that the gateway offers as the model `agent/NAME`, `[gateway.agents.NAME]`.
+
+    Attributes:
+        root: Folder that its runs work on, in a copy; each result is a patch for `backplane apply` (absolute after
+            `load`).
+        backend: Backend of the runs; None takes the agent's name.
+        policy: Policy of the runs: a shipped one or a file; None takes the configured one.
+    """
+
+    root: str
+    backend: str | None = None
+    policy: str | None = None
+
+
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The gateway for model requests, `[gateway]`; see `docs/guide/gateway.md`.
 
@@ -246,6 +261,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         models: Name of a model, or a glob → services that answer it, `BACKEND` or `BACKEND/MODEL`: the next one is
             asked if one fails before its first piece. A backend has `host = "api"`, or is a preset's name. Empty takes
             the vendors' own names for each vendor whose key variable is set.
+        agents: Whole agents that are offered as models, by name.
         clients: Clients by name; without one, a key is made at each start.
         losses: `fail` refuses a request that another vendor's service cannot get in full; `allow` counts the losses in
             a header of the answer and names them in the record.
@@ -253,6 +269,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 4180
     models: dict[str, str | tuple[str, ...]] = {}
+    agents: dict[str, GatewayAgentSettings] = {}
     clients: dict[str, GatewayClientSettings] = {}
     losses: Literal["allow", "fail"] = "allow"
 
@@ -449,6 +466,15 @@ def _with_absolute_paths(settings: Settings, folder: Path) -> Settings:
         backends={name: placed(_backend_in(row, folder)) for name, row in settings.backends.items()},
         mcp_servers={name: placed(row) for name, row in settings.mcp_servers.items()},
         hooks=tuple(map(placed, settings.hooks)),
+        gateway=msgspec.structs.replace(
+            settings.gateway,
+            agents={
+                name: msgspec.structs.replace(
+                    row, root=str(folder / os.path.expanduser(row.root)), policy=_policy_file(row.policy, folder)
+                )
+                for name, row in settings.gateway.agents.items()
+            },
+        ),
         policy=_policy_place(settings.policy, folder),
         signing_key=_key_place(settings.signing_key, folder),
     )
@@ -478,6 +504,10 @@ def _key_place(key: str | None, folder: Path) -> str | None:
 
 def _policy_place(policy: str | PolicyProfile | None, folder: Path) -> str | PolicyProfile | None:
     return str(folder / policy) if isinstance(policy, str) and policy not in SHIPPED_POLICIES else policy
+
+
+def _policy_file(policy: str | None, folder: Path) -> str | None:
+    return str(folder / policy) if policy is not None and policy not in SHIPPED_POLICIES else policy
 
 
 def _backend_in(backend: BackendSettings, folder: Path) -> BackendSettings:

@@ -62,6 +62,7 @@ ROOMS = {
     "upstream.prices": "upstream.cost",
     "upstream.meter": f"{SHAPES} dialects dialects.ir upstream.cost",
     "upstream": f"{SHAPES} dialects dialects.ir upstream.clients upstream.cost upstream.endpoint upstream.presets",
+    "gateway.agents": f"{SHAPES} config dialects dialects.ir gateway runtime upstream.cost",
     "gateway": (
         f"{SHAPES} config dialects dialects.ir process sandbox upstream upstream.clients upstream.cost "
         "upstream.meter upstream.endpoint upstream.presets upstream.prices"
@@ -113,7 +114,7 @@ ROOMS = {
         "sandbox.credentials scale scale.serve schemas serve telemetry tools upstream upstream.cost "
         "upstream.endpoint upstream.presets view view.load web workspace"
     ),
-    "cli.gateway": "errors cli config gateway process",
+    "cli.gateway": "errors cli config gateway gateway.agents process runtime",
     "__main__": "cli",
 }
 """Room → the rooms that it may import. A module with a row of its own is a smaller room: pure, or a table."""

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import anyio
@@ -66,15 +67,25 @@ def _listen(port: int) -> socket.socket:
 
 
 async def _serve(settings: config.Settings, listener: socket.socket, args: Args) -> int:
+    from backplane.gateway.agents import agent_targets
     from backplane.gateway.clients import new_key
     from backplane.gateway.serving import open_gateway
+    from backplane.runtime.plane import ControlPlane
 
     environ = dict(os.environ)
     needs_key = args.program is not None or not settings.gateway.clients
     key = new_key() if needs_key else None
     home = config.home(environ)
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with open_gateway(settings, environ, home, listener, only_key=key) as gateway:
+        async with AsyncExitStack() as opened:
+            agents = None
+            if settings.gateway.agents:
+                agents = agent_targets(
+                    await opened.enter_async_context(ControlPlane(settings, home, environ)), settings.gateway.agents
+                )
+            gateway = await opened.enter_async_context(
+                open_gateway(settings, environ, home, listener, only_key=key, agents=agents)
+            )
             if key is not None and args.program is not None:
                 return await _run_program(gateway, key, args, environ, signals)
             streams.write(f"{gateway.url}\n" + (f"key {key}\n" if key is not None else ""))

@@ -28,9 +28,10 @@ from backplane.dialects.ir import (
 from backplane.dialects.pairing import paired
 from backplane.errors import BackplaneError, TranslationError
 from backplane.gateway.customs import CustomCalls, functions_only, lifted
+from backplane.gateway.frames import Frames, encode
 from backplane.gateway.fronts import RESPONSES, ClientCall, stream_of
 from backplane.gateway.proofs import Proofs
-from backplane.gateway.routes import ModelTarget
+from backplane.gateway.routes import Answering, ModelTarget
 from backplane.gateway.service import Services
 from backplane.upstream.arguments import sendable
 from backplane.upstream.client import RefusedAnswer
@@ -66,7 +67,6 @@ FOREIGN_MEMBERS: Final = ("api_base", "api_key", "base_url")
 """Members that some gateways let a client name the service with; none is ever heeded here."""
 
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-_encode: Final = msgspec.json.Encoder().encode
 Headers = list[tuple[str, str]]
 
 
@@ -84,7 +84,9 @@ class ReplySink(Protocol):
 class ExchangeReport(msgspec.Struct, kw_only=True):
     """The result of an exchange."""
 
-    target: ModelTarget | None = None
+    target: Answering | None = None
+    cost: int | None = None
+    """Cost in millionths of a dollar, if it is known otherwise than by tokens."""
     tried: tuple[str, ...] = ()
     tokens: TokenCounts | None = None
     losses: tuple[Loss, ...] = ()
@@ -217,9 +219,9 @@ class Exchange:
         headers = headers_of(endpoint, stream=self.stream)
         if is_own:
             url, headers = with_query(url, self.call.query), {**headers, **self._headers}
-            body = self.body if request is self.document else _encode(body_of(endpoint, request, stream=self.stream))
+            body = self.body if request is self.document else encode(body_of(endpoint, request, stream=self.stream))
         else:
-            body = _encode(body_of(endpoint, request, stream=self.stream))
+            body = encode(body_of(endpoint, request, stream=self.stream))
         self.report.was_asked, self.report.losses = True, losses
         async with self._services.post(endpoint, url, headers, body) as response:
             reader = (
@@ -426,16 +428,16 @@ class Translating(AnswerReader):
         self, target: ModelTarget, response: httpx.Response, call: ClientCall, *, stream: bool, customs: frozenset[str]
     ) -> None:
         super().__init__(target, response)
-        self._call, self._stream = call, stream
+        self._stream = stream
         self._source, self._target = dialect(target.dialect), dialect(call.front.dialect)
         self._translation = StreamTranslation(target.dialect, call.front.dialect)
         self._translation.reader.mends = True  # The service may be a gateway that writes its dialect wrongly.
         if customs:
             self._translation.reader = CustomCalls(self._translation.reader, customs)
-        self._is_first = True
+        self._frames = Frames(self._target, as_array=call.as_array)
         self.answer: Any = None
         """The whole answer in the service's dialect; None until it is complete."""
-        kind = "text/event-stream" if stream and not call.as_array else "application/json"
+        kind = self._frames.kind if stream else "application/json"
         self.headers: Headers = [("content-type", kind), *_without_type(allowed(response.headers))]
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -467,8 +469,9 @@ class Translating(AnswerReader):
         elif self.failure is None and not self._stream:
             self.failure = StreamFailed("the stream was cut", "stream_cut")
         if not self._stream:
-            return [] if self.failure is not None else [_encode(self._whole(total))]
-        return [*self._written(chunks), *self._end()]
+            return [] if self.failure is not None else [encode(self._whole(total))]
+        end = self._frames.end(has_failed=self.failure is not None)
+        return [*self._written(chunks), *([end] if end else [])]
 
     def _whole(self, total: Any) -> Any:
         written = self._target.response_from_ir(total.answer())
@@ -480,20 +483,7 @@ class Translating(AnswerReader):
         return self._written(self._translation.writer.write(self.failure))
 
     def _written(self, chunks: Sequence[Any]) -> list[bytes]:
-        if not self._stream:
-            return []
-        if not self._call.as_array:
-            return [framing.sse_bytes(chunk, self._target.event_name(chunk)) for chunk in chunks]
-        out = []
-        for chunk in chunks:
-            out.append((b"[" if self._is_first else b",\r\n") + _encode(chunk))
-            self._is_first = False
-        return out
-
-    def _end(self) -> list[bytes]:
-        if self._call.as_array:
-            return [b"[]" if self._is_first else b"]"]
-        return [framing.done_bytes()] if self._target.DONE and self.failure is None else []
+        return [self._frames.write(chunks)] if self._stream and chunks else []
 
 
 def _without_type(headers: Headers) -> Headers:

@@ -13,7 +13,7 @@ from backplane.errors import DENIAL, BackendError, BackplaneError, PolicyError
 from backplane.gateway.exchange import Exchange, asked_tokens
 from backplane.gateway.fronts import ModelRow
 from backplane.gateway.key_proxy import HOST, KeyUse, placeholder_for
-from backplane.gateway.routes import ModelRoutes, ModelTarget
+from backplane.gateway.routes import Answering, ModelRoutes
 from backplane.gateway.server import FrontServer
 from backplane.gateway.service import Services
 from backplane.process.aio import beside, visited
@@ -71,13 +71,13 @@ class RunGateway:
         """Return no model by name: the agent's own names are taken."""
         return []
 
-    def targets(self, _user: None, model: str) -> tuple[ModelTarget, ...]:
+    def targets(self, _user: None, model: str) -> tuple[Answering, ...]:
         """Return the services, whatever the model is called."""
         return self._routes.targets(model)
 
     @contextmanager
     def entry(
-        self, _user: None, _id: str, _model: str, work: Exchange, _targets: tuple[ModelTarget, ...]
+        self, _user: None, _id: str, _model: str, work: Exchange, _targets: tuple[Answering, ...]
     ) -> Iterator[RunEntry]:
         """Begin the record of an exchange."""
         self._use.note_path(f"POST {work.call.front.name}")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from backplane.config import BackendSettings, GatewaySettings, Settings
 from backplane.errors import ConfigError
-from backplane.gateway.fronts import ModelRow
+from backplane.gateway.fronts import ClientCall, ModelRow
 from backplane.upstream.cost import Price, read_price
 from backplane.upstream.endpoint import PROTOCOLS, VARIABLE, Endpoint, with_keys
 from backplane.upstream.presets import HOST, PRESETS, read_options, with_address
@@ -47,23 +47,40 @@ class ModelTarget(msgspec.Struct, frozen=True, kw_only=True):
         return price_of(self.model) if self.endpoint.listed else None
 
 
+class AgentTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole agent that answers as a model."""
+
+    backend: str
+    model: str
+    work: Callable[[ClientCall, dict[str, Any], bytes], Any]
+    """Makes the exchange of a request."""
+    price: None = None
+    """An agent has no price for its tokens; its run knows the cost."""
+
+
+Answering = ModelTarget | AgentTarget
+
+
 class ModelRoutes:
     """The table of models.
 
     Args:
         environ: variables that hold the keys.
+        has_agents: True if there are agents, so that the table may be empty.
         where: place of the one route of a table that stands elsewhere in the settings, for errors.
 
     Raises:
         ConfigError: `config_invalid`, a route names no service, or there is none at all; `backend_not_found`.
     """
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str], where: str | None = None) -> None:
+    def __init__(
+        self, settings: Settings, environ: Mapping[str, str], where: str | None = None, *, has_agents: bool = False
+    ) -> None:
         self._where = where
         self._settings, self._environ = settings, environ
         self._table = _table(settings.gateway, environ)
         self._endpoints: dict[str, Endpoint] = {}
-        if not self._table:
+        if not self._table and not has_agents:
             raise ConfigError(
                 "config_invalid", "the gateway has no models",
                 hint='set ANTHROPIC_API_KEY, OPENAI_API_KEY or GEMINI_API_KEY, or write [gateway.models] with '

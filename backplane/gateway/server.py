@@ -25,7 +25,7 @@ from backplane.gateway.exchange import Exchange, Headers, allowed
 from backplane.gateway.fronts import ClientCall, Front, ModelRow, NoSuchPath
 from backplane.gateway.journal import new_id
 from backplane.gateway.proofs import Proofs
-from backplane.gateway.routes import ModelTarget
+from backplane.gateway.routes import AgentTarget, Answering
 from backplane.gateway.service import Services
 from backplane.process.aio import beside
 from backplane.sandbox.http import HttpClient
@@ -152,12 +152,12 @@ class Keeper(Protocol[UserT]):
         """Return the models that a user may ask and that have a name."""
         ...
 
-    def targets(self, user: UserT, model: str) -> tuple[ModelTarget, ...]:
+    def targets(self, user: UserT, model: str) -> tuple[Answering, ...]:
         """Return the services that answer a user's model, in order; empty if there is none."""
         ...
 
     def entry(
-        self, user: UserT, id: str, model: str, work: Exchange, targets: tuple[ModelTarget, ...]
+        self, user: UserT, id: str, model: str, work: Exchange, targets: tuple[Answering, ...]
     ) -> AbstractContextManager[Entry]:
         """Begin the record of an exchange, which holds a place until the block ends. Raises BackplaneError."""
         ...
@@ -294,9 +294,7 @@ class FrontServer(Generic[UserT]):
             raise BackendError("backend_model_not_found", f"no model {name[:200]!r} here")
         await reply.whole(200, [], _encode(call.front.model(row)))
 
-    def _targets(
-        self, call: ClientCall, user: UserT, document: Mapping[str, Any]
-    ) -> tuple[str, tuple[ModelTarget, ...]]:
+    def _targets(self, call: ClientCall, user: UserT, document: Mapping[str, Any]) -> tuple[str, tuple[Answering, ...]]:
         """Return the model that is asked and its services. Raises BackplaneError."""
         model = call.model if call.model is not None else document.get("model")
         if not isinstance(model, str) or not model:
@@ -317,9 +315,12 @@ class FrontServer(Generic[UserT]):
         model, targets = self._targets(call, user, document)
         if self._open >= OPEN_MAX:
             raise TooMany(f"the gateway has {self._open} open requests", 5)
-        work = Exchange(
-            call, document, body, headers, services=self._services, proofs=self._proofs, is_strict=self._is_strict
-        )
+        if isinstance(targets[0], AgentTarget):
+            work: Any = targets[0].work(call, document, body)
+        else:
+            work = Exchange(
+                call, document, body, headers, services=self._services, proofs=self._proofs, is_strict=self._is_strict
+            )
         with self._keeper.entry(user, id, model, work, targets) as entry:
             self._open += 1
             try:
@@ -328,7 +329,7 @@ class FrontServer(Generic[UserT]):
                 self._open -= 1
 
     async def _run(
-        self, client: HttpClient, end: socket.socket, work: Exchange, targets: tuple[ModelTarget, ...],
+        self, client: HttpClient, end: socket.socket, work: Any, targets: tuple[Answering, ...],
         reply: ClientReply, entry: Entry,
     ) -> None:  # fmt: skip
         """Answer, and stop the service if the client goes away; write the end in any case."""

@@ -16,7 +16,7 @@ from backplane.gateway.clients import Client, Clients
 from backplane.gateway.exchange import Exchange, asked_tokens
 from backplane.gateway.fronts import ModelRow
 from backplane.gateway.journal import ExchangeBegin, ExchangeEnd, ExchangeJournal, Outcome, now
-from backplane.gateway.routes import ModelRoutes, ModelTarget
+from backplane.gateway.routes import AgentTarget, Answering, ModelRoutes
 from backplane.gateway.server import FrontServer
 from backplane.gateway.service import Services
 from backplane.process.aio import beside, visited
@@ -36,6 +36,7 @@ class Gateway:
     Args:
         port: the port that it listens on.
         only_key: the key of one more client, made for this start.
+        agents: whole agents that are offered as models, by the models' names.
 
     Raises:
         ConfigError: `config_invalid`, a route is wrong or there is none.
@@ -43,9 +44,10 @@ class Gateway:
 
     def __init__(
         self, settings: Settings, environ: Mapping[str, str], journal: ExchangeJournal, port: int,
-        only_key: str | None = None,
+        only_key: str | None = None, agents: Mapping[str, AgentTarget] | None = None,
     ) -> None:  # fmt: skip
-        self.routes = ModelRoutes(settings, environ)
+        self.routes = ModelRoutes(settings, environ, has_agents=bool(agents))
+        self._agents = agents or {}
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._clients = Clients(settings.gateway.clients, journal.spent, only_key)
@@ -57,15 +59,18 @@ class Gateway:
 
     def models(self, user: Client) -> list[ModelRow]:
         """Return the models with a name of their own that a client may ask."""
-        return [row for row in self.routes.models() if user.may_ask(row.name)]
+        rows = [*self.routes.models(), *map(ModelRow, self._agents)]
+        return [row for row in rows if user.may_ask(row.name)]
 
-    def targets(self, user: Client, model: str) -> tuple[ModelTarget, ...]:
+    def targets(self, user: Client, model: str) -> tuple[Answering, ...]:
         """Return the services for a model, in the order in which they are asked."""
-        return self.routes.targets(model) if user.may_ask(model) else ()
+        if not user.may_ask(model):
+            return ()
+        return (self._agents[model],) if model in self._agents else self.routes.targets(model)
 
     @contextmanager
     def entry(
-        self, user: Client, id: str, model: str, work: Exchange, targets: tuple[ModelTarget, ...]
+        self, user: Client, id: str, model: str, work: Exchange, targets: tuple[Answering, ...]
     ) -> Iterator[_Entry]:
         """Take a place, reserve the cost and write the first line; the place is free again when the block ends.
 
@@ -80,7 +85,7 @@ class Gateway:
             entry.begin(work.call.front.name, model, work.stream)
             yield entry
 
-    def _reserve(self, user: Client, targets: tuple[ModelTarget, ...], work: Exchange) -> int:
+    def _reserve(self, user: Client, targets: tuple[Answering, ...], work: Exchange) -> int:
         """Reserve the dearest of the services. Raises PolicyError."""
         if user.budget is None:
             return 0
@@ -111,7 +116,9 @@ class _Entry:
     def end(self, work: Exchange, status: int | None, error: BackplaneError | None, *, is_left: bool) -> None:
         """Write the last line, and settle the budget."""
         report, target = work.report, work.report.target
-        cost = actual(target.price, report.tokens) if target is not None else None
+        cost = report.cost
+        if cost is None and target is not None:
+            cost = actual(target.price, report.tokens)
         if not report.was_asked or (isinstance(error, UpstreamError) and not error.failure.may_cost):
             cost = 0
         charged = 0
@@ -149,22 +156,24 @@ def _outcome(error: BackplaneError | None, failure: str | None, is_left: bool) -
 
 @asynccontextmanager
 async def open_gateway(
-    settings: Settings, environ: Mapping[str, str], home: Path, listener: socket.socket, *, only_key: str | None = None
-) -> AsyncIterator[Gateway]:
+    settings: Settings, environ: Mapping[str, str], home: Path, listener: socket.socket, *,
+    only_key: str | None = None, agents: Mapping[str, AgentTarget] | None = None,
+) -> AsyncIterator[Gateway]:  # fmt: skip
     """Open a gateway, which serves requests until the block ends.
 
     Args:
         listener: a listening, non-blocking socket on loopback.
+        agents: whole agents that are offered as models, by the models' names.
 
     Raises:
         ConfigError: `config_invalid`, a route is wrong or there is none.
         StoreError: `receipt_store_failed`, the record cannot be written.
     """
-    ModelRoutes(settings, environ)  # A wrong table is named before a record is begun.
+    ModelRoutes(settings, environ, has_agents=bool(agents))  # A wrong table is named before a record is begun.
     journal = ExchangeJournal(home)
     try:
         async with Services() as services:
-            gateway = Gateway(settings, environ, journal, listener.getsockname()[1], only_key)
+            gateway = Gateway(settings, environ, journal, listener.getsockname()[1], only_key, agents)
             hosts = frozenset(f"{host}:{gateway.port}" for host in ("127.0.0.1", "localhost", "[::1]"))
             server = FrontServer(gateway, services, hosts, is_strict=settings.gateway.losses == "fail")
             async with beside(functools.partial(visited, listener, server.attend, CONNECTIONS_MAX)):

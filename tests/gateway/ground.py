@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from anyio.from_thread import start_blocking_portal
 
 from backplane.config import BackendSettings, GatewaySettings, Settings
+from backplane.gateway.agents import agent_targets
 from backplane.gateway.journal import ExchangeEnd, Line, lines_of
 from backplane.gateway.serving import open_gateway
+from backplane.runtime.plane import ControlPlane
 from backplane.testing import PROTOCOLS, ModelServer, ProtocolName
 
 KEY = "dummy"
@@ -75,6 +78,12 @@ def gateway(
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setblocking(False)
         whole = Settings(backends=dict(backends), gateway=GatewaySettings(models=dict(models), **settings))
-        opened = open_gateway(whole, {}, place, listener, only_key=key)
-        with listener, portal.wrap_async_context_manager(opened) as one:
+        with ExitStack() as opened:
+            opened.enter_context(listener)
+            agents = None
+            if whole.gateway.agents:
+                plane = opened.enter_context(portal.wrap_async_context_manager(ControlPlane(whole, place, os.environ)))
+                agents = agent_targets(plane, whole.gateway.agents)
+            serving = open_gateway(whole, {}, place, listener, only_key=key, agents=agents)
+            one = opened.enter_context(portal.wrap_async_context_manager(serving))
             yield Gate(one.port, place)

@@ -1,0 +1,206 @@
+"""A whole agent as a model: a request becomes an order in a configured folder, and its events are the answer.
+
+The agent works in a copy. The answer ends with the command that applies its patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from backplane.config import GatewayAgentSettings
+from backplane.contract.events import AgentEvent, AssistantDelta, AssistantMessage, Reasoning, ToolCall
+from backplane.dialects import dialect
+from backplane.dialects.ir import (
+    Began,
+    Conversation,
+    Loss,
+    Message,
+    PartDelta,
+    PartStarted,
+    PartStopped,
+    Stopped,
+    StreamEnded,
+    StreamEvent,
+    Text,
+    Thinking,
+    TokenCounts,
+    UsageSeen,
+)
+from backplane.errors import TranslationError
+from backplane.gateway.exchange import ExchangeReport, ReplySink
+from backplane.gateway.frames import Frames, encode
+from backplane.gateway.fronts import ClientCall, stream_of
+from backplane.gateway.routes import AgentTarget, Answering
+from backplane.runtime.plane import ControlPlane
+from backplane.runtime.run import Run
+from backplane.upstream.cost import MICROS
+
+PREFIX: Final = "agent/"
+"""Beginning of the names of models that are agents."""
+NAME: Final = "agent"
+"""Dialect of the events, as losses name it."""
+TOOL_CHARS: Final = 200
+"""Characters of a call that are shown among the thinking."""
+
+
+def agent_targets(plane: ControlPlane, agents: Mapping[str, GatewayAgentSettings]) -> dict[str, AgentTarget]:
+    """Return the agents as models, by the models' names."""
+
+    def target(name: str, row: GatewayAgentSettings) -> AgentTarget:
+        backend, model = row.backend or name, f"{PREFIX}{name}"
+
+        def work(call: ClientCall, document: dict[str, Any], body: bytes) -> AgentExchange:
+            return AgentExchange(plane, row, backend, call, document, body)
+
+        return AgentTarget(backend=backend, model=model, work=work)
+
+    return {f"{PREFIX}{name}": target(name, row) for name, row in agents.items()}
+
+
+class AgentExchange:
+    """One request that an agent answers."""
+
+    def __init__(
+        self, plane: ControlPlane, row: GatewayAgentSettings, backend: str, call: ClientCall,
+        document: dict[str, Any], body: bytes,
+    ) -> None:  # fmt: skip
+        self.call, self.document, self.body = call, document, body
+        self.stream = stream_of(call, document)
+        self.report = ExchangeReport()
+        self._plane, self._row, self._backend = plane, row, backend
+
+    async def run(self, targets: Sequence[Answering], reply: ReplySink) -> None:
+        """Run the order, and send its events as an answer.
+
+        Raises:
+            TranslationError: the request has no words of a user.
+            BackplaneError: the run could not be started, or it failed before its first words.
+        """
+        self.report.target = targets[0]
+        conversation = dialect(self.call.front.dialect).to_ir(self.document).value
+        self.report.losses = tuple(_lost(conversation))
+        given: Any = {"root": self._row.root, "policy": self._row.policy}
+        async with self._plane.start(task_of(conversation), self._backend, **given) as run:
+            self.report.was_asked = True
+            answer = _Answer(self.call, targets[0].model, stream=self.stream)
+            head = [("content-type", answer.kind), ("x-backplane-run", run.id)]
+            async for event in run:
+                if (data := answer.take(event)) and self.stream:
+                    await reply.begin(200, head)
+                    await reply.piece(data)
+            await run.wait()
+        if run.error is not None and not answer.has_words:
+            raise run.error
+        self._note(run)
+        data = answer.end(_last_words(run), self.report.tokens)
+        if self.stream:
+            await reply.begin(200, head)
+            await reply.piece(data)
+        else:
+            await reply.whole(200, head, data)
+
+    def _note(self, run: Run) -> None:
+        """Keep tokens, cost and failure of the run for the record."""
+        usage = run.stored.usage
+        self.report.tokens = TokenCounts(
+            input=usage.input_tokens, output=usage.output_tokens, cache_read=usage.cache_read_tokens,
+            cache_write=usage.cache_write_tokens,
+        )  # fmt: skip
+        cost = usage.estimated_cost_usd
+        self.report.cost = None if cost is None else round(cost * MICROS)
+        self.report.failure = None if run.error is None else run.error.message
+
+
+def task_of(conversation: Conversation) -> str:
+    """Return the task that a conversation is: the last words of the user, with what was said before.
+
+    Raises:
+        TranslationError: `dialect_mapping_failed`, no user has said anything.
+    """
+    said = [(message.role, _text(message)) for message in conversation.messages]
+    said = [(role, text) for role, text in said if text.strip()]
+    last = next((place for place in range(len(said) - 1, -1, -1) if said[place][0] == "user"), None)
+    if last is None:
+        raise TranslationError("dialect_mapping_failed", "the request has no words of a user")
+    before = [f"{role}: {text}" for role, text in said[:last]]
+    task = said[last][1]
+    return "\n\n".join(["The conversation so far:", *before, "Now do this:", task]) if before else task
+
+
+def _text(message: Message) -> str:
+    return "\n".join(part.text for part in message.parts if isinstance(part, Text))
+
+
+def _lost(conversation: Conversation) -> list[Loss]:
+    """Name what of a request an agent does not get."""
+    found = [(tool.at, "tool", "an agent has tools of its own") for tool in conversation.tools]
+    found += [
+        (part.at, "part", "only words go to an agent")
+        for message in conversation.messages
+        for part in message.parts
+        if not isinstance(part, Text | Thinking)
+    ]
+    found += [(f"/{name}", "option", "an agent chooses it itself") for name in conversation.options if name != "stream"]
+    return [
+        Loss(path=at, dialect=conversation.dialect, target=NAME, kind="dropped", code=code, reason=reason)
+        for at, code, reason in found
+    ]
+
+
+def _last_words(run: Run) -> str:
+    return f"\n\nbackplane apply {run.id}" if run.patch is not None else ""
+
+
+class _Answer:
+    """The answer in the client's dialect: words as text, thinking and calls as thinking."""
+
+    def __init__(self, call: ClientCall, model: str, *, stream: bool) -> None:
+        self._stream = stream
+        self._dialect = dialect(call.front.dialect)
+        self._writer = self._dialect.StreamWriter(NAME)
+        self._model, self._index, self._open = model, -1, ""
+        self._in_pieces = False
+        self.has_words = False
+        self._frames = Frames(self._dialect, as_array=call.as_array)
+        self.kind = self._frames.kind if stream else "application/json"
+
+    def take(self, event: AgentEvent) -> bytes:
+        """Return the bytes that an event adds to a stream."""
+        if isinstance(event, Reasoning):
+            return self._more("thinking", event.reasoning)
+        if isinstance(event, AssistantDelta):
+            self._in_pieces = True
+            return self._more("text", event.text)
+        if isinstance(event, AssistantMessage):
+            was_shown, self._in_pieces = self._in_pieces, False
+            return b"" if was_shown else self._more("text", event.text)
+        if isinstance(event, ToolCall):
+            return self._more("thinking", f"\n[{event.tool_name} {event.input}]"[:TOOL_CHARS] + "\n")
+        return b""
+
+    def end(self, words: str, tokens: TokenCounts | None) -> bytes:
+        """Return the end of a stream, or the whole answer."""
+        out = self._more("text", words) if words or not self.has_words else b""
+        events: list[StreamEvent] = [PartStopped(self._index)] if self._open else []
+        events += [UsageSeen(tokens)] if tokens is not None else []
+        out += self._write([*events, Stopped(stop="end"), StreamEnded()])
+        if self._stream:
+            return out + self._frames.end()
+        return encode(self._dialect.response_from_ir(self._writer.sum.answer()).value)
+
+    def _more(self, kind: str, text: str) -> bytes:
+        """Return a piece of the answer; another kind of piece begins another block."""
+        if not text:
+            return b""
+        self.has_words = self.has_words or kind == "text"
+        events: list[StreamEvent] = [] if self._index >= 0 else [Began(id=None, model=self._model)]
+        if self._open != kind:
+            events += [PartStopped(self._index)] if self._open else []
+            self._index, self._open = self._index + 1, kind
+            events.append(PartStarted(self._index, Text(text="") if kind == "text" else Thinking(text="")))
+        return self._write([*events, PartDelta(self._index, text)])
+
+    def _write(self, events: Sequence[StreamEvent]) -> bytes:
+        chunks = [chunk for event in events for chunk in self._writer.write(event)]
+        return self._frames.write(chunks) if self._stream else b""
