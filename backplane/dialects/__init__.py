@@ -140,9 +140,11 @@ def unnamed_losses(
     else:
         back = reader.response_from_ir(writer.response_to_ir(written).value).value
     paths = {loss.path for loss in named}
+    # An addition does not say that something else at its place is missing.
+    missing = {loss.path for loss in named if loss.kind != "synthesised"}
     for place, how in differences(reader.normal(document), reader.normal(back)):
         at = reader.spelled_at(place, document)
-        if not is_named(at, paths):
+        if not is_named(at, paths if how == "synthesised" else missing):
             code = "required" if how == "synthesised" else code_of(at, how)
             yield Loss(path=at, dialect=reader.NAME, target=writer.NAME, kind=how, code=code, reason=REASONS[how])
 
