@@ -492,7 +492,7 @@ class Store:
         kept = database.kept_row(self.folder(row.run_id))
         is_new = kept is None and row.sequence > self._newest_sequence() - UNLINKED_MAX
         if is_new and not os.path.lexists(self.folder(row.run_id) / database.LINK):
-            return []  # The next opening of the store for writing adds it.
+            return []  # The next writer, or opening for writing, adds it.
         if kept is not None and all(getattr(kept, name) == getattr(row, name) for name in row.__struct_fields__):
             return []
         fact = f"'{database.LINK}' of receipt {row.sequence} " + ("is missing" if kept is None else "is not its row")
@@ -503,12 +503,11 @@ class Store:
             return int(connection.execute("SELECT IFNULL(MAX(sequence), 0) FROM receipts").fetchone()[0])
 
     def _complete_links(self) -> None:
-        """Write the `link.json` that a killed writer has not written after its commit."""
+        """Write each `link.json` that a killed writer has not written after its commit."""
         for row in self.rows(UNLINKED_MAX):
             folder = self._runs / row.run_id
-            if not recovery.is_run_id(row.run_id) or (folder / database.LINK).exists():
-                return
-            if (folder / RECEIPT).exists():
+            is_due = recovery.is_run_id(row.run_id) and not (folder / database.LINK).exists()
+            if is_due and (folder / RECEIPT).exists():
                 database.keep_row(folder, row)
 
     def _at(self, sequence: int) -> ReceiptRow | None:
@@ -520,7 +519,8 @@ class Store:
     def _insert(self, receipt: Receipt, trace: Trace) -> ReceiptRow:
         columns = columns_of(receipt, trace)
         with self._locked() as connection, database.transaction(connection):
-            head = connection.execute("SELECT sequence, link FROM receipts ORDER BY sequence DESC LIMIT 1").fetchone()
+            newest = "SELECT sequence, link, run_id FROM receipts ORDER BY sequence DESC LIMIT 1"
+            head = connection.execute(newest).fetchone()
             sequence, previous = (head[0] + 1, head[1]) if head else (1, database.FIRST_LINK)
             link = database.link_of(previous, sequence, columns)
             row = ReceiptRow(sequence=sequence, previous_link=previous, link=link, **columns)
@@ -528,8 +528,11 @@ class Store:
                 connection.execute(database.INSERT, (*msgspec.structs.astuple(row), 0))
             except sqlite3.IntegrityError as error:
                 raise _known(row.run_id) from error
-        with suppress(StoreError):  # The next opening of the store writes it.
+        with suppress(StoreError):  # The next writer or opening of the store writes it.
             database.keep_row(self.folder(row.run_id), row)
+            # The writer before may have been killed between its commit and its link.
+            if head and not os.path.lexists(self.folder(head[2]) / database.LINK):
+                self._complete_links()
         return row
 
     def _rows(self, where: str, values: Iterable[object]) -> list[ReceiptRow]:

@@ -35,6 +35,8 @@ _GIT_SHORT: Final = "git~1"
 
 FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
+_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
 _MEANWHILE: Final = "nobody else may move or replace anything there meanwhile; try again"
 
 HINTS: Final = {
@@ -169,7 +171,7 @@ def list_tree(root: str, scope: Scope) -> Listing:
         folder = waiting.pop()
         listing.folders.append(folder)
         known = len(listing.files)
-        below = _read_folder(root, folder[0], listing, scope)
+        below = _read_folder(root, folder, listing, scope)
         added = len(listing.files) - known + len(below)
         count, chars = count + added, chars + len(folder[0]) * added + sum(len(path) for path, _ in below)
         if count > scope.quota.files_max:
@@ -184,11 +186,11 @@ def list_tree(root: str, scope: Scope) -> Listing:
     return listing
 
 
-def _read_folder(root: str, path: str, listing: Listing, scope: Scope) -> list[Entry]:
+def _read_folder(root: str, folder: Entry, listing: Listing, scope: Scope) -> list[Entry]:
     """Add one folder's files to a listing; return its selected sub-folders."""
-    below: list[Entry] = []
+    path, below = folder[0], list[Entry]()
     try:
-        with _scan(os.path.join(root, path), mend=scope.mend) as found:
+        with opened(open_folder(root, folder, mend=scope.mend)) as handle, os.scandir(handle) as found:
             for entry in sorted(found, key=lambda entry: entry.name):
                 if entry.name == GIT_NAME:
                     listing.repositories.append(path)
@@ -200,16 +202,29 @@ def _read_folder(root: str, path: str, listing: Listing, scope: Scope) -> list[E
     return below
 
 
-def _scan(folder: str, *, mend: bool) -> os._ScandirIterator[str]:
-    if os.path.islink(folder):  # It was a folder a moment ago.
-        raise NotADirectoryError(errno.ENOTDIR, "replaced by a link", folder)
+def open_folder(root: str, folder: Entry, *, mend: bool = False) -> int:
+    """Open a folder of a listing, and no other one that stands in its place or behind a link now.
+
+    Args:
+        mend: give ourselves the right to it.
+
+    Raises:
+        OSError: ESTALE if it is another folder.
+    """
+    path, facts = folder
+    place = os.path.join(root, path).rstrip("/") or "/"
     try:
-        return os.scandir(folder)
+        handle = os.open(place, _FOLDER_FLAGS)
     except PermissionError:
         if not mend:
             raise
-    give_rights(folder, 0o700)
-    return os.scandir(folder)
+        give_rights(place, 0o700)
+        handle = os.open(place, _FOLDER_FLAGS)
+    found = os.fstat(handle)
+    if (found.st_dev, found.st_ino) != (facts.st_dev, facts.st_ino):
+        os.close(handle)
+        raise OSError(errno.ESTALE, "another folder is in its place", place)
+    return handle
 
 
 def give_rights(path: str, mode: int) -> None:
@@ -346,14 +361,29 @@ def remove_tree(path: Path) -> None:
             return
         try:
             shutil.rmtree(path)
-        except PermissionError:
-            give_rights(str(path), 0o700)
-            for folder, folders, _ in os.walk(path):
-                for name in folders:
-                    give_rights(os.path.join(folder, name), 0o700)
-            shutil.rmtree(path)
-    except (OSError, RecursionError) as error:
-        name = errno.errorcode.get(getattr(error, "errno", 0), "too deep")
+        except (PermissionError, RecursionError):
+            _remove_by_level(path)
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, "unknown error")
         raise WorkspaceError(
             "execution_workspace_error", f"cannot remove '{printable(str(path))}': {name}", hint="remove it by hand"
         ) from error
+
+
+def _remove_by_level(path: Path) -> None:
+    """Remove a folder of any depth, with folders that have no rights: each inner folder is moved to its top first."""
+    give_rights(str(path), 0o700)
+    while entries := list(os.scandir(path)):
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+                continue
+            give_rights(entry.path, 0o700)
+            for inner in list(os.scandir(entry.path)):
+                if inner.is_dir(follow_symlinks=False):
+                    give_rights(inner.path, 0o700)  # Moving a folder changes its `..`.
+                    os.rename(inner.path, path / unguessable())
+                else:
+                    os.unlink(inner.path)
+            os.rmdir(entry.path)
+    os.rmdir(path)

@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -41,6 +42,8 @@ from backplane.workspace.tree import (
     list_tree,
     names_below,
     names_repository,
+    open_folder,
+    parent,
     printable,
     read_file,
     remove_tree,
@@ -74,6 +77,27 @@ class Patch(msgspec.Struct, frozen=True):
     def paths(self) -> set[str]:
         """Every file that it changes, by its old and its new name."""
         return {path for change in self.changes for path in (change.path, change.old_path) if path is not None}
+
+
+class _Source:
+    """The folders of an original, each open while its files are copied."""
+
+    def __init__(self, root: str, listing: Listing) -> None:
+        self._root, self._folders = root, dict(listing.folders)
+        self._open: tuple[str, int] | None = None
+
+    def folder(self, path: str) -> int:
+        """Return a handle of the folder of a file. Raises OSError."""
+        above = parent(path)
+        if self._open is None or self._open[0] != above:
+            self.close()
+            self._open = (above, open_folder(self._root, (above, self._folders[above])))
+        return self._open[1]
+
+    def close(self) -> None:
+        if self._open is not None:
+            os.close(self._open[1])
+            self._open = None
 
 
 class Workspace:
@@ -212,19 +236,8 @@ class Workspace:
         for path, _ in listing.folders[1:]:
             os.mkdir(os.path.join(self.root, path), 0o700)
         commit: dict[str, Leaf] = {}
-        for path, facts in listing.files:
-            if self._scope.stopped():
-                self._scope.go_on()
-            try:
-                leaf, data = self._copy_entry(path, facts, ignored, sha256=repo.sha256)
-            except FileNotFoundError as error:
-                if os.path.lexists(self.original / path):
-                    raise self._scope.cannot("copy", path, error) from error
-                continue  # It was removed before we came to it, and is no part of the start.
-            except OSError as error:
-                if error.errno == errno.EDQUOT and error.strerror == OVER_QUOTA:
-                    raise self._over_quota() from error
-                raise self._scope.cannot("copy", path, error) from error
+        for path, copied in self._copied(repo, listing, ignored):
+            leaf, data = copied
             if leaf is None or (known is not None and known.get(path) == leaf):
                 continue
             if known is None and self._is_private(path):
@@ -237,16 +250,34 @@ class Workspace:
             why = f"\nThe history of the original is not in this copy: {self.no_history}.\n" if self.no_history else ""
             yield commit_command(_START, commit, f"baseline\n{why}")
 
+    def _copied(
+        self, repo: Repo, listing: Listing, ignored: Collection[str]
+    ) -> Iterator[tuple[str, tuple[Leaf | None, bytes]]]:
+        """Copy every file, and yield it with its content; one that is gone meanwhile is no part of the start."""
+        with closing(_Source(str(self.original), listing)) as source:
+            for path, facts in listing.files:
+                if self._scope.stopped():
+                    self._scope.go_on()
+                try:
+                    yield path, self._copy_entry(source, path, facts, ignored, sha256=repo.sha256)
+                except FileNotFoundError as error:
+                    if os.path.lexists(self.original / path):
+                        raise self._scope.cannot("copy", path, error) from error
+                except OSError as error:
+                    if error.errno == errno.EDQUOT and error.strerror == OVER_QUOTA:
+                        raise self._over_quota() from error
+                    raise self._scope.cannot("copy", path, error) from error
+
     def _copy_entry(
-        self, path: str, facts: os.stat_result, ignored: Collection[str], *, sha256: bool
+        self, source: _Source, path: str, facts: os.stat_result, ignored: Collection[str], *, sha256: bool
     ) -> tuple[Leaf | None, bytes]:
         """Copy a file or link; return it with its content, or None if that is not stored."""
-        source, target = f"{self.original}/{path}", f"{self.root}/{path}"
+        folder, name, target = source.folder(path), os.path.basename(path), f"{self.root}/{path}"
         data: bytes | None
         if stat.S_ISLNK(facts.st_mode):
-            data, made = copy_link(source, target, facts)
+            data, made = copy_link(folder, name, target, facts)
         else:
-            data, made, written = copy_file(source, target, self._left_bytes)
+            data, made, written = copy_file(folder, name, target, self._left_bytes)
             self._left_bytes -= written
         is_ignored = path in ignored
         if is_ignored or made.st_size > BLOB_BYTES_MAX:
