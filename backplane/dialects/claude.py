@@ -502,7 +502,10 @@ def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
     out = without_none({"id": answer.id, "model": answer.model})
     out["content"] = []
     for candidate in answer.candidates[:1]:
-        out["content"] = write_said(candidate.message.parts, False, notes)
+        parts = candidate.message.parts
+        if not notes.is_home:  # Clients send the answer back, and the server refuses empty texts.
+            parts = tuple(part for part in parts if not (isinstance(part, ir.Text) and not part.text))
+        out["content"] = write_said(parts, False, notes)
         if (word := ENDINGS.write(candidate, notes)) is not None:
             out["stop_reason"] = word
         if candidate.stop_sequence is not None or not notes.is_home:

@@ -109,11 +109,13 @@ def check_meaning(conversation: Conversation, ledger: LossLedger) -> None:
                 ledger.refuse(part.at, "call_missing", f"the call {part.id} is not in the conversation", "ir_invalid")
             elif isinstance(part, Opaque) and part.bound:
                 ledger.refuse(part.at, "part_bound", f"{part.label} points to state that {ledger.source} keeps")
-    forced = conversation.options.get("tool_choice", {}).get("name")
-    if any(tool.kind == "server" and tool.name == forced for tool in conversation.tools):
-        ledger.refuse(
-            ledger.option_at("tool_choice"), "tool_choice", f"{forced} is forced, and only {ledger.source} has it"
-        )
+    own = entries.get("tool_choice")  # A choice that only its own dialect can write.
+    names = {conversation.options.get("tool_choice", {}).get("name")}
+    names |= {own.get("name"), own.get("type")} if isinstance(own, dict) else set()
+    for tool in conversation.tools:
+        if tool.kind == "server" and tool.name in names:
+            at = ledger.option_at("tool_choice") or "/tool_choice"
+            ledger.refuse(at, "tool_choice", f"{tool.name} is forced, and only {ledger.source} has it")
 
 
 # Limits ---------------------------------------------------------------------------------------------------------------

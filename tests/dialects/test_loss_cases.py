@@ -41,7 +41,8 @@ def is_right(case: dict[str, Any], losses: Sequence[Loss]) -> bool:
     """Return True if the losses are those that the case expects."""
     paths = [loss.path for loss in losses if loss.kind != "synthesised"]
     is_named = any(is_near(path, case["path"]) for path in paths)
-    return is_named == (case["expect"] == "lost")
+    wanted: str = case["expect"]
+    return is_named == (wanted == "lost")
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
