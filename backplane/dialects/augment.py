@@ -1,8 +1,8 @@
-"""Augment's wire: its requests into the ir and on to any dialect, any dialect's stream into its NDJSON chunks.
+"""Augment's wire format: reads its requests into the ir, and writes any dialect's stream as its NDJSON chunks.
 
-Not one of the dialects of `DIALECTS`: it asks like an editor and answers like none, so requests are only read and
-streams are only written. What a target has no word for is carried as labelled text and named as a loss. The facts are
-those of the public extension, read November 2026.
+It is not in `DIALECTS`: requests, which an editor sends, are only read, and streams are only written. Nodes without a
+counterpart in the ir become labelled text, and are reported as losses. The facts are from the public extension, read
+November 2026.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ NAME: Final = "augment"
 LIMITS: Final = ServerLimits(takes_refusals=False, takes_objects=True)
 
 TEXT, TOOL_RESULT, IMAGE, FILE, HISTORY_SUMMARY = 0, 1, 2, 8, 10
-"""Types of the nodes of a request that are read one by one."""
+"""Types of request nodes that have a reader of their own."""
 LABELS: Final[dict[int, tuple[str, str]]] = {
     3: ("image_id_node", "image kept by the client"), 4: ("ide_state_node", "state of the editor"),
     5: ("edit_events_node", "edits since the last message"), 6: ("checkpoint_ref_node", "checkpoint"),
     7: ("change_personality_node", "change of personality"), 9: ("file_id_node", "file kept by the client"),
 }  # fmt: skip
-"""Types of the nodes that become text → the member with the body, and the words before it."""
+"""Type of a request node that becomes text → member with its body, and the label before the text."""
 
 RAW_RESPONSE, MAIN_TEXT_FINISHED, TOOL_USE, TOOL_USE_START, THINKING, TOKEN_USAGE = 0, 2, 5, 7, 8, 10
 """Types of the nodes of an answer that we read or write."""
@@ -54,7 +54,7 @@ IMAGE_HEADS: Final = {
 """First characters of the base64 → media type, for nodes without a format."""
 
 PLACEHOLDER_CHARS_MAX: Final = 16
-"""A message of so many hyphens at most is what a client sends that has only nodes to say."""
+"""Maximum hyphens of a placeholder: clients send a message of hyphens if a request has only nodes."""
 
 REQUEST_NODES: Final = ("request_nodes", "structured_request_nodes", "nodes")
 RESPONSE_NODES: Final = ("response_nodes", "structured_output_nodes")
@@ -63,7 +63,7 @@ PERSONAS: Final = {1: "PROTOTYPER", 2: "BRAINSTORM", 3: "REVIEWER"}
 """`persona_type` → name; 0 means no persona."""
 
 AGENT: Final = "Work as a coding agent: use the tools you are given until the task is done."
-"""Said when the mode is AGENT."""
+"""System text that is added if `mode` is AGENT."""
 
 CODE: Final = {
     ("prefix",): "Code before the selection:",
@@ -71,27 +71,27 @@ CODE: Final = {
     ("suffix",): "Code after the selection:",
     ("diff",): "Diff:",
 }
-"""Members that show code, and the words before it."""
+"""Names of a member with code → the heading before the code."""
 
 NOTHING: Final[tuple[Json, ...]] = (None, "", [], {})
-"""Values of members that the editor does not use."""
+"""Values that count as a missing member: editors send them for members that they do not use."""
 
 K = TypeVar("K")
 
 
 def is_said(text: str) -> bool:
-    """Return whether a text is neither blank nor a placeholder."""
+    """Return whether a text is neither blank nor a placeholder of hyphens."""
     bare = text.strip()
     return bool(bare) and not (len(bare) <= PLACEHOLDER_CHARS_MAX and not bare.strip("-"))
 
 
 def as_number(value: Json) -> int | None:
-    """Return an integer, also one written as text; None for anything else."""
+    """Return an integer, or a text of digits as an integer; None for anything else."""
     return int(value) if type(value) is int or (type(value) is str and value.isdecimal()) else None
 
 
 class Members:
-    """An object whose members are taken under any of their names, in snake_case; what is not taken remains.
+    """An object whose members are removed as they are read, under any of their names; unread ones can be reported.
 
     Args:
         value: the object, in snake_case or camelCase.
@@ -109,13 +109,13 @@ class Members:
             self.left[name if self.left.get(spelled, inner) != inner else spelled] = inner
 
     def each(self, kind: type[K], *names: str) -> Iterator[tuple[str, K]]:
-        """Take every member of this type under these names, with its pointer; null and empty ones are nothing."""
+        """Remove and yield the members with these names and this type, with their pointers, unless null or empty."""
         for name in names:
             if type(self.left.get(name)) is kind and (value := self.left.pop(name)) not in NOTHING:
                 yield f"{self.at}/{escape(name)}", value
 
     def take(self, kind: type[K], *names: str) -> K | None:
-        """Take the first that says something; another that says something else is a loss."""
+        """Remove all members with these names, and return the first; one with a different value is a loss."""
         found: K | None = None
         for at, value in self.each(kind, *names):
             if found is None:
@@ -128,16 +128,16 @@ class Members:
         return self.take(str, *names) or ""
 
     def number(self, name: str) -> int | None:
-        """Take an integer, also one written as text."""
+        """Remove and return an integer, also from a text of digits; None if the member is neither."""
         return None if as_number(self.left.get(name)) is None else as_number(self.left.pop(name))
 
     def body(self, name: str) -> Members | None:
-        """Take a member that is an object and says something."""
+        """Remove and return a member that is an object; None if it is missing or empty."""
         found = next(self.each(dict, name), None)
         return None if found is None else Members(found[1], found[0], self.ledger)
 
     def listed(self, *names: str) -> Iterator[tuple[str, Json]]:
-        """Take the elements of all lists under these names; one that stands in two of them is one."""
+        """Remove all lists with these names and yield their elements; an element of an earlier list only once."""
         seen: list[Json] = []
         for at, values in self.each(list, *names):
             before = len(seen)
@@ -147,11 +147,11 @@ class Members:
                     yield f"{at}/{place}", value
 
     def rest(self) -> dict[str, Any]:
-        """Return what was not taken and says something."""
+        """Return the unread members that are neither null nor empty."""
         return {key: value for key, value in self.left.items() if value not in NOTHING}
 
     def lose_rest(self) -> None:
-        """Report what was not taken."""
+        """Report the unread members as losses."""
         for key, value in self.rest().items():
             self.ledger.drop(f"{self.at}/{escape(key)}", "extension", f"only {NAME} knows it", value)
 
@@ -160,12 +160,12 @@ class Members:
 
 
 def node_kind(node: Json) -> int | None:
-    """Return a node's type, None when it says none."""
+    """Return a node's type; None if it has none."""
     return as_number(node.get("type")) if type(node) is dict else None
 
 
 def read_node(node: Json, at: str, ledger: LossLedger) -> ir.Part | None:
-    """Read one node of a request; None where it says nothing. Summaries are read by `read_turn`."""
+    """Read one node of a request; None if it has no content. Summaries are read by `read_turn`."""
     kind = node_kind(node)
     if kind in LABELS:
         member, label = LABELS[kind]
@@ -177,7 +177,7 @@ def read_node(node: Json, at: str, ledger: LossLedger) -> ir.Part | None:
         return ir.Opaque(dialect=NAME, label=f"a node of type {kind}", payload=node, at=at)
     members = Members(node, at, ledger)
     for name in ("id", "type"):
-        members.left.pop(name, None)  # its number and type say nothing beside its body
+        members.left.pop(name, None)  # not needed beside the node's body
     if kind in LABELS and (value := members.take(dict, member)):
         members.lose_rest()
         ledger.degrade(at, "part", f"{label} is said as text", value)
@@ -203,7 +203,7 @@ def _read_body(kind: int | None, body: Members, at: str) -> ir.Part | None:
 
 
 def read_image(body: Members, at: str) -> ir.Part:
-    """Read an image; one that does not say its format is known by how it begins."""
+    """Read an image; if it has no format, its first characters decide."""
     data = body.text("image_data")
     media_type = IMAGE_TYPES.get(body.number("format") or 0)
     if media_type is None:
@@ -213,7 +213,7 @@ def read_image(body: Members, at: str) -> ir.Part:
 
 
 def _read_file(body: Members, at: str) -> ir.Part:
-    """Read a file: text as text, anything else as a document."""
+    """Read a file: a text file as text, others as media (`document` if neither image, audio nor video)."""
     data, media_type = body.text("file_data"), body.text("format")
     if media_type.startswith("text/") or media_type == "application/json":
         try:
@@ -259,7 +259,7 @@ def _result_parts(body: Members) -> Iterator[ir.Part]:
 
 
 def read_answer(text: str, nodes: Iterable[tuple[str, Json]], at: str, ledger: LossLedger) -> list[ir.Part]:
-    """Read what an exchange answered: thinking, the text, the calls; what is no part of an answer is a loss."""
+    """Read an exchange's answer: thinking, then text, then calls; nodes of other types are losses."""
     thoughts: list[ir.Part] = []
     calls: dict[str, ir.ToolUse] = {}
     pieces: dict[int | None, str] = {MAIN_TEXT_FINISHED: "", RAW_RESPONSE: ""}
@@ -298,7 +298,7 @@ def read_answer(text: str, nodes: Iterable[tuple[str, Json]], at: str, ledger: L
 
 
 def read_exchange(value: Json, at: str, ledger: LossLedger) -> list[ir.Message]:
-    """Read one exchange of the history: what was asked, what was answered."""
+    """Read one exchange of the history: the user's turn, and the answer."""
     members = Members(value, at, ledger)
     asked = members.text("request_message", "message")
     answered = members.text("response_text", "response", "text")
@@ -309,7 +309,7 @@ def read_exchange(value: Json, at: str, ledger: LossLedger) -> list[ir.Message]:
 
 
 def read_turn(text: str, text_at: str, members: Members, code: Iterable[ir.Part] = ()) -> list[ir.Message]:
-    """Read what a user's turn says: earlier messages from a summary, results, then text, `code` and nodes."""
+    """Read a user's turn: the messages of a summary, then results, then text, `code` and other nodes."""
     out: list[ir.Message] = []
     results: list[ir.Part] = []
     parts: list[ir.Part] = [ir.Text(text=text, at=text_at)] if is_said(text) else []
@@ -341,7 +341,7 @@ def has_summary(value: Json) -> bool:
 
 
 def joined(parts: Iterable[ir.Part]) -> tuple[ir.Part, ...]:
-    """Make one text of texts that follow each other: there are gateways that take only plain text."""
+    """Join adjacent texts, with a blank line between: some gateways accept only a message of one text."""
     out: list[ir.Part] = []
     for part in parts:
         last = out[-1] if out else None
@@ -353,7 +353,7 @@ def joined(parts: Iterable[ir.Part]) -> tuple[ir.Part, ...]:
 
 
 def _read_summary(node: Json, at: str, ledger: LossLedger) -> Iterator[ir.Message]:
-    """The summary as a text, and the exchanges it keeps word for word as exchanges."""
+    """Yield a summary as a user's text, then the messages of the exchanges that it contains unshortened."""
     body = Members(node, at, ledger).body("history_summary_node") or Members({}, at, ledger)
     ledger.degrade(at, "part", "a summary is said as text")
     words = template = body.text("message_template")
@@ -378,10 +378,10 @@ def to_ir(request: Json, system: str = "") -> ir.Translated[ir.Conversation]:
     """Read a request.
 
     Args:
-        system: an operator's own words, put among the request's guidelines.
+        system: text of the gateway's operator, added to the request's guidelines.
 
     Raises:
-        TranslationError: `dialect_mapping_failed`, it is no object or says nothing at all.
+        TranslationError: `dialect_mapping_failed`, the request is no object or has no content.
     """
     ledger = LossLedger(NAME, NAME)
     members = Members(request, "", ledger)
@@ -400,9 +400,9 @@ def to_ir(request: Json, system: str = "") -> ir.Translated[ir.Conversation]:
         raise TranslationError("dialect_mapping_failed", fact, hint="check --from")
     tools = tuple(_read_tool(tool, at, ledger) for at, tool in members.listed("tool_definitions"))
     model, options = members.text("model") or None, {}
-    # Calls come one at a time unless the editor says that it can run several.
+    # Without this flag the editor cannot run several calls at once.
     flags = members.body("feature_detection_flags") or Members({}, "/feature_detection_flags", ledger)
-    flags.take(bool, "support_tool_use_start")  # it is about the answer: `reply_of`
+    flags.take(bool, "support_tool_use_start")  # read by `reply_of`
     if not flags.take(bool, "support_parallel_tool_use") and tools:
         options = {"parallel_tool_calls": False}
     flags.lose_rest()
@@ -411,13 +411,13 @@ def to_ir(request: Json, system: str = "") -> ir.Translated[ir.Conversation]:
         dialect=NAME, messages=(*head, *messages), model=model, tools=tools, options=options,
         options_at=dict.fromkeys(options, f"{flags.at}/support_parallel_tool_use"),
     )  # fmt: skip
-    # An editor may have been stopped anywhere: calls without results, results without calls, results that come late.
+    # An editor may have been stopped anywhere: results may be missing or late, or have no call.
     whole = paired(conversation)
     return ir.Translated(whole.value, _spelled((*ledger.done(), *whole.losses), request))
 
 
 def _spelled(losses: Iterable[ir.Loss], request: Json) -> tuple[ir.Loss, ...]:
-    """Return losses whose pointers have the names of the request."""
+    """Return losses whose pointers are spelled as in the request."""
     return tuple(msgspec.structs.replace(loss, path=spelled_at(loss.path, request)) for loss in losses)
 
 
@@ -436,7 +436,7 @@ def _read_last_turn(members: Members) -> list[ir.Message]:
 
 
 def _read_system(members: Members, system: str) -> tuple[ir.Message, ...]:
-    """Join the system text, in the order in which the extension does, blank line between."""
+    """Return the system message; its texts have the order of the extension, with blank lines between."""
     persona, mode = members.number("persona_type") or 0, members.left.get("mode")
     is_agent = isinstance(mode, str) and mode.upper() == "AGENT"
     if is_agent:
@@ -455,7 +455,7 @@ def _read_system(members: Members, system: str) -> tuple[ir.Message, ...]:
 
 
 def _read_rules(members: Members) -> str:
-    """Rules as one text, as a list of texts, or as a list of objects with their content."""
+    """Return the rules as one text; they may be a text, a list of texts, or a list of objects with a content."""
     text = members.text("rules")
     found: list[str] = []
     for at, rule in members.listed("rules"):
@@ -471,7 +471,7 @@ def _read_rules(members: Members) -> str:
 def _read_tool(value: Json, at: str, ledger: LossLedger) -> ir.ToolSpec:
     members = Members(value, at, ledger)
     for name in ("mcp_server_name", "mcp_tool_name"):
-        members.text(name)  # these come back with the call, by `reply_of`
+        members.text(name)  # read by `reply_of`, for the calls of the answer
     schema, written = members.take(dict, "input_schema"), members.text("input_schema_json")
     if schema is None and written:
         read = parse_json(written)
@@ -487,10 +487,10 @@ def _read_tool(value: Json, at: str, ledger: LossLedger) -> ir.ToolSpec:
 
 
 def reply_of(request: Json) -> Reply:
-    """Read what a request says about the answer that it wants; a `ChunkStream` needs it.
+    """Return a request's wishes about its answer, which a `ChunkStream` needs.
 
     Raises:
-        TranslationError: `dialect_mapping_failed`, it is no object.
+        TranslationError: `dialect_mapping_failed`, the request is no object.
     """
     scratch = LossLedger(NAME, NAME)
     members = Members(request, "", scratch)
@@ -507,15 +507,15 @@ def reply_of(request: Json) -> Reply:
 def translate_request(
     document: Json, target: str, policy: LossPolicy = "warn", *, system: str = ""
 ) -> ir.Translated[Json]:
-    """Translate a request into a dialect's.
+    """Translate a request to a dialect.
 
     Args:
-        policy: `warn` returns the losses, `allow` leaves them out, `fail` raises when there are material ones.
-        system: as for `to_ir`.
+        policy: `warn` returns the losses, `allow` omits them, `fail` raises if there are material ones.
+        system: as in `to_ir`.
 
     Raises:
-        TranslationError: `dialect_unknown`; `dialect_mapping_failed`, it is no request; `mapping_lossy_conversion`
-            by the policy.
+        TranslationError: `dialect_unknown`; `dialect_mapping_failed`, the document is no request;
+            `mapping_lossy_conversion` by the policy.
     """
     read = to_ir(document, system)
     written = dialect(target).from_ir(read.value)
@@ -527,21 +527,21 @@ def translate_request(
 # Streams --------------------------------------------------------------------------------------------------------------
 
 UNSPECIFIED, END_TURN, MAX_TOKENS, TOOL_USE_REQUESTED, SAFETY, RECITATION, MALFORMED_FUNCTION_CALL = range(7)
-"""Reasons to stop."""
+"""Numbers of the stop reasons."""
 
 STOPS: Final = {
     "end": END_TURN, "stop_sequence": END_TURN, "max_tokens": MAX_TOKENS, "tool_use": TOOL_USE_REQUESTED,
     "content_filter": SAFETY, "refusal": END_TURN, "other": END_TURN,
 }  # fmt: skip
-"""The ir's reason to stop → ours. A refusal (its words are shown as text) and an unknown reason end the turn, as in the
-public extension. A failure, a cancelled or paused answer and a stream without its last event have no entry, so that the
-editor does not take them for whole."""
+"""The ir's stop reason → Augment's. A refusal (its text is shown) and an unknown reason end the turn, as in the public
+extension. A failure, a cancelled or paused answer and a stream without its last event have no entry, so that the editor
+does not treat them as complete."""
 
 RAW_STOPS: Final = {
     "safety": SAFETY, "recitation": RECITATION, "malformed_function_call": MALFORMED_FUNCTION_CALL,
     "incomplete": UNSPECIFIED, "queued": UNSPECIFIED, "in_progress": UNSPECIFIED,
 }  # fmt: skip
-"""Vendors' words that this wire knows and the ir does not tell apart."""
+"""Vendors' stop reasons (lower case) that Augment distinguishes and the ir does not."""
 
 USAGE: Final = {
     "input_tokens": "input", "output_tokens": "output", "cache_read_input_tokens": "cache_read",
@@ -556,22 +556,22 @@ class Reply(msgspec.Struct, frozen=True):
     tool_use_start: bool = False
     """True to announce each call before the call itself."""
     mcp_names: Mapping[str, tuple[str, str]] = {}
-    """Tool → its server's name and its name there, for tools that come from such a server."""
+    """Tool of an MCP server → the server's name, and the tool's name there."""
 
 
 class ChunkWriter(BlockWriter):
-    """Templates of the chunks.
+    """Writes Augment's chunks.
 
     Args:
-        source: dialect that the events were read from.
-        reply: what the request said about its answer.
+        source: dialect from which the events were read.
+        reply: wishes of the request, from `reply_of`.
     """
 
     has_refusals = False
 
     def __init__(self, source: str, reply: Reply) -> None:
         super().__init__(dialect(source), source)
-        self.ledger = LossLedger(source, NAME, is_answer=True)  # the target is no dialect of the table
+        self.ledger = LossLedger(source, NAME, is_answer=True)  # Augment is not in `DIALECTS`
         self.reply = reply
         self.node_id = 0
         self.calls: set[tuple[str, str, str]] = set()
@@ -620,11 +620,11 @@ class ChunkWriter(BlockWriter):
         return [chunk for kind in kinds for chunk in self._chunk("", kind, tool_use=dict(call))]
 
     def stop_word(self, candidate: ir.Candidate) -> str | None:
-        self.reason = candidate  # the word depends on what is known at the end
+        self.reason = candidate  # the stop reason depends on what is known at the end
         return None
 
     def fail(self, event: ir.StreamFailed) -> list[Json]:
-        """This wire has no member for an error: the words are shown, and the answer has no reason to stop."""
+        """Write the error as text, because chunks have no member for one; the answer then has no stop reason."""
         self.ledger.degrade("", "stop", "an error is said as text")
         return self._chunk(f"The model's service failed: {event.message}", RAW_RESPONSE)
 
@@ -635,7 +635,7 @@ class ChunkWriter(BlockWriter):
         return [*head, {**last, "stop_reason": self._stop_reason()}]
 
     def _stop_reason(self) -> int:
-        """Return the number of the reason; a failure and a cut stream have none, whatever was said before."""
+        """Return the number of the stop reason: `UNSPECIFIED` for a failure or a cut stream."""
         if self.sum.failure is not None or self.reason is None:
             return UNSPECIFIED
         word = self.reason.stop_raw or ""
@@ -646,7 +646,7 @@ class ChunkWriter(BlockWriter):
         return TOOL_USE_REQUESTED if self.calls and found == END_TURN and not is_cut else found
 
     def _usage(self) -> dict[str, int]:
-        """Return the counters that are known, each counted as the service of the stream counts it."""
+        """Return the known counters, each counted as the stream's vendor counts it."""
         usage, counters = self.sum.usage, self.dialect.usage
         if usage is None:
             return {}
@@ -657,11 +657,11 @@ class ChunkWriter(BlockWriter):
 
 
 class ChunkStream(StreamTranslation):
-    """One stream of a dialect's chunks into Augment's, each to be written as a line of JSON.
+    """Translates a stream of a dialect's chunks to Augment's; the caller writes each as a line of JSON.
 
     Args:
-        source: dialect of the chunks that come.
-        reply: what the request said about its answer.
+        source: dialect of the chunks to translate.
+        reply: wishes of the request, from `reply_of`.
 
     Raises:
         TranslationError: `dialect_unknown`.
@@ -669,9 +669,9 @@ class ChunkStream(StreamTranslation):
 
     def __init__(self, source: str, reply: Reply = Reply()) -> None:  # noqa: B008  frozen
         super().__init__(source, source)
-        # An editor's model stands behind a gateway; what it repeats is shown once, as the host `api` does.
+        # The model may be behind a gateway that repeats text; repetitions are shown once, as by the host `api`.
         self.reader.mends = True
         self.writer = ChunkWriter(source, reply)
 
     def _compared(self) -> Iterator[ir.Loss]:
-        return iter(())  # No answer can be read back from these chunks.
+        return iter(())  # Augment's chunks cannot be read back, so there is nothing to compare.

@@ -1,7 +1,7 @@
-"""The Chat Completions family; a `Flavour` is what sets one of its dialects apart.
+"""The Chat Completions family of dialects; a `Flavour` has what differs between them.
 
-Messages have members for what an assistant says (thinking, text, refusal, sound, calls). Streams are deltas of one
-message; a block ends when another member appears.
+An assistant's message has a member for each kind of content (thinking, text, refusal, audio, calls). Streams are
+deltas of one message; a block ends when another member appears.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ ROLES: Final[dict[str, ir.Role]] = {
 STOPS: Final[dict[str, ir.Stop]] = {
     "stop": "end", "length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use",
     "content_filter": "content_filter",
-    # Words of gateways that hand on what another vendor said.
+    # Stop reasons that gateways pass on from other vendors.
     "end_turn": "end", "max_tokens": "max_tokens", "tool_use": "tool_use", "refusal": "refusal",
     "STOP": "end", "MAX_TOKENS": "max_tokens", "SAFETY": "content_filter", "RECITATION": "content_filter",
     "MALFORMED_FUNCTION_CALL": "error",
@@ -70,20 +70,20 @@ STOPS: Final[dict[str, ir.Stop]] = {
 STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     "end": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls",
     "content_filter": "content_filter", "refusal": "content_filter",
-    # Never `stop`: the answer may not be whole.
+    # Never `stop`: the answer may be incomplete.
     None: "length", "pause": "length", "error": "length", "cancelled": "length", "other": "length",
 }  # fmt: skip
 
 OWN_STOPS: Final = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
-"""Reasons of the family, which its dialects take from each other as they are."""
+"""Stop reasons of the family, which are copied unchanged between its dialects."""
 ENDINGS: Final = Endings(STOPS, STOP_WORDS)
 DETAILS: Final = frozenset({"auto", "low", "high"})
 AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/wave": "wav", "audio/mpeg": "mp3",
                         "audio/mp3": "mp3"}  # fmt: skip
-"""Media type → the only two formats that the server takes, by name (platform.openai.com, audio, 2026-11)."""
+"""Media type → name of the format; the server accepts only these two (platform.openai.com, audio, 2026-11)."""
 AUDIO_TYPES: Final = {"mp3": "audio/mpeg"}
 SOUND: Final = {"id": "file_id", "data": "data", "transcript": "transcript"}
-"""Member of what an assistant said aloud → field."""
+"""Member of an assistant's `audio` → field of `ir.Media`."""
 
 MEMBERS: Final[dict[str, type[Any]]] = {
     "tool_calls": list, "annotations": list, "audio": dict, "logprobs": dict, "system_fingerprint": str,
@@ -91,7 +91,7 @@ MEMBERS: Final[dict[str, type[Any]]] = {
     "modalities": list, "prompt_cache_key": str, "safety_identifier": str, "functions": list,
     "expires_at": int, "prompt_tokens_details": dict, "completion_tokens_details": dict,
 }  # fmt: skip
-"""Members that every dialect of the family takes from its sisters, and the type that they must have for it."""
+"""Members that a document keeps when it is translated within the family → the type that they must have."""
 SISTERS: Final = ("openai", "kimi", "copilot")
 
 USAGE_TABLE: Final = {
@@ -115,34 +115,34 @@ SAME: Final[dict[str, tuple[type[Any], ...]]] = {
     "n": (int,), "logprobs": (bool,), "top_logprobs": (int,), "stream": (bool,), "parallel_tool_calls": (bool,),
     "user": (str,), "reasoning_effort": (str,), "verbosity": (str,), "service_tier": (str,), "metadata": (dict,),
 }  # fmt: skip
-"""Options with the same name and value on both sides → types of the value."""
+"""Options with the same name and value in the neutral form → types of the value."""
 KNOWN: Final[dict[str, frozenset[Any]]] = {
     "reasoning_effort": frozenset(EFFORT_BUDGETS), "verbosity": frozenset({"low", "medium", "high"}),
     "service_tier": frozenset({"auto", "default", "flex", "scale", "priority", "fast"}),
 }  # fmt: skip
-"""Option → what the server takes."""
+"""Option → values that the server accepts."""
 FORM_MEMBERS: Final = frozenset({"name", "schema", "strict", "description"})
 """Members of a response format that the neutral form has."""
 
 
 class Flavour(msgspec.Struct, frozen=True, kw_only=True):
-    """The differences of one dialect from its family."""
+    """The differences between one dialect and the rest of the family."""
 
     name: str
     roles: frozenset[str] = frozenset(ROLES)
     max_tokens: str = "max_tokens"
-    """The member that is written for a limit that came from elsewhere."""
+    """Member that gets the token limit of a request from another dialect."""
     stops_max: int | None = None
-    """Most texts that end the answer; None for any number."""
+    """Maximum number of stop sequences; None for any number."""
     thinking_request: str | None = None
-    """The message member that takes thinking in a request; None where there is none."""
+    """Member of a request's message for thinking; None if the vendor has none."""
     thinking_answer: str = "reasoning_content"
     thinking_fields: tuple[str, ...] = ("reasoning_content", "reasoning", "reasoning_text")
     thinking_is_on_or_off: bool = False
     """True if a request can only switch thinking on or off, in its member `thinking`."""
     signature_field: str | None = None
     cached_tokens_on_top: bool = False
-    """`usage.cached_tokens` instead of a member of the details."""
+    """True if cached tokens are `usage.cached_tokens`, not a member of `prompt_tokens_details`."""
     has_files: bool = True
     has_image_urls: bool = True
     """True if images may be URLs, not only data."""
@@ -154,12 +154,12 @@ class Flavour(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_shared(dialect: str, name: str, value: Json) -> bool:
-    """Return whether a member of a sister's own is one that the family shares."""
+    """Return whether another dialect's own member is one that the family shares."""
     return dialect in SISTERS and type(value) is MEMBERS.get(name)
 
 
 def own(out: dict[str, Any], node: ir.Node, flavour: Flavour, notes: LossLedger) -> dict[str, Any]:
-    """Add a node's own members to what is written; of a sister's members those that the family shares."""
+    """Add a node's own members to `out`; from another dialect of the family only those that the family shares."""
     if notes.is_home:
         return added(out, node, flavour.name)
     sister = node.ext.get(notes.source, {})
@@ -171,7 +171,7 @@ def own(out: dict[str, Any], node: ir.Node, flavour: Flavour, notes: LossLedger)
 
 
 def read_block(value: Json, at: str, flavour: Flavour) -> ir.Part:
-    """Read a block of a content list; one of an unknown kind, or without what it must have, stays native."""
+    """Read a block of a content list; a block of an unknown kind or without a required member stays native."""
     rest = value.copy() if type(value) is dict else {}
     kind = pop(rest, "type")
     cache = take_cache(rest)
@@ -182,13 +182,13 @@ def read_block(value: Json, at: str, flavour: Flavour) -> ir.Part:
 
 
 def _read_block(kind: str, rest: dict[str, Any], at: str, flavour: Flavour) -> ir.Part | None:
-    """Read a block by its kind; what is taken of it leaves `rest`."""
+    """Read a block by its kind; the members that are read are removed from `rest`."""
     if kind in ("text", "refusal") and (text := pop(rest, kind)) is not None:
         return ir.Text(text=text) if kind == "text" else ir.Refusal(text=text)
     if kind == "thinking" and (thoughts := _joined_thoughts(rest.get("thinking"))) is not None:
-        pop(rest, "thinking")  # A list stays native, to be written again.
+        pop(rest, "thinking")  # A list stays native, so that it can be written again.
         return ir.Thinking(text=thoughts)
-    if kind == "image_url" and (address := pop(rest, kind)) is not None:  # some gateways send the address itself
+    if kind == "image_url" and (address := pop(rest, kind)) is not None:  # some gateways send a bare URL
         return ir.Media(kind="image", **read_url(address))
     body, media = pop_inner(rest, kind), None
     if kind in ("image_url", "video_url") and (address := pop(body, "url")) is not None:
@@ -205,19 +205,19 @@ def _read_block(kind: str, rest: dict[str, Any], at: str, flavour: Flavour) -> i
 
 
 def _joined_thoughts(value: Json) -> str | None:
-    """Return thoughts as one text; some gateways give a list of texts."""
+    """Return thinking as one text; some gateways send a list of texts. None for any other value."""
     texts = [value] if type(value) is str else value if type(value) is list else [None]
     texts = [one.get("text") if type(one) is dict else one if type(value) is str else None for one in texts]
     return "".join(texts) if all(type(text) is str for text in texts) else None
 
 
 def audio_type(form: str) -> str:
-    """Return the media type of a sound, whose format is said by name."""
+    """Return the media type of an audio format's name."""
     return AUDIO_TYPES.get(form, f"audio/{form}")
 
 
 def audio_format(media_type: str | None, *, home: bool) -> str | None:
-    """Return the name of a sound's format; None where it has none here."""
+    """Return the format's name of an audio media type; None if the server has no such format."""
     form = AUDIO_FORMATS.get(media_type or "audio/wav")
     return (media_type or "").partition("/")[2] if form is None and home else form
 
@@ -226,7 +226,7 @@ def audio_format(media_type: str | None, *, home: bool) -> str | None:
 
 
 def write_block(part: ir.Part, flavour: Flavour, notes: LossLedger) -> Json:
-    """Write a block of a content list; None, with a note, where the family has none like it."""
+    """Write a block of a content list; if the family has no such block, note a loss and return None."""
     out: dict[str, Any] | None = None
     match part:
         case ir.Opaque() | ir.ServerTool() if part.dialect == flavour.name:
@@ -252,7 +252,7 @@ def write_block(part: ir.Part, flavour: Flavour, notes: LossLedger) -> Json:
 def _write_media(part: ir.Media, flavour: Flavour, notes: LossLedger) -> dict[str, Any] | None:
     home = notes.is_home
     url = media_url(part)
-    # The SDK that Kimi names as its own has no word for films.
+    # The SDK that Kimi recommends has no type for videos.
     if url is not None and (part.kind == "image" or (part.kind == "video" and home)):
         if part.data is None and not (home or flavour.has_image_urls):
             return None
@@ -274,7 +274,7 @@ def _write_media(part: ir.Media, flavour: Flavour, notes: LossLedger) -> dict[st
 
 
 def write_said(parts: Iterable[ir.Part], flat: bool | None, flavour: Flavour, notes: LossLedger) -> Json:
-    """Write a content: one text where that says the same, else a list of blocks."""
+    """Write a content: one text if it is a single text block, else a list of blocks."""
     return write_content(parts, flat, partial(write_block, flavour=flavour, notes=notes), flavour.name)
 
 
@@ -282,7 +282,7 @@ def write_said(parts: Iterable[ir.Part], flat: bool | None, flavour: Flavour, no
 
 
 def read_message(value: Json, at: str, calls: Calls, flavour: Flavour) -> ir.Message:
-    """Read one message; its role may be old, or missing."""
+    """Read one message; its role may be a deprecated one (`function`), or missing."""
     rest = members_of(value, at)
     native, name = pop(rest, "role"), pop(rest, "name")
     role = ROLES.get(native or "", "user")
@@ -304,7 +304,7 @@ def read_message(value: Json, at: str, calls: Calls, flavour: Flavour) -> ir.Mes
 def _read_assistant(
     rest: dict[str, Any], content: tuple[ir.Part, ...], at: str, calls: Calls, flavour: Flavour
 ) -> tuple[ir.Part, ...]:
-    """Put an assistant's members in the order in which they were said: thinking, text, refusal, sound, calls."""
+    """Return an assistant's members as blocks in the order thinking, text, refusal, audio, calls."""
     parts: list[ir.Part] = []
     for field in flavour.thinking_fields:
         if not parts and (text := pop(rest, field)) is not None:
@@ -328,14 +328,14 @@ def _read_assistant(
 
 
 def read_sound(value: dict[str, Any], at: str, flavour: Flavour) -> ir.Media:
-    """Read what an assistant said aloud."""
+    """Read the member `audio` of an assistant's message."""
     rest = value.copy()
     fields = {field: pop(rest, member) for member, field in SOUND.items()}
     return ir.Media(kind="audio", **fields, at=at, ext=ext_of(flavour.name, rest))
 
 
 def read_call(value: Json, at: str, calls: Calls, flavour: Flavour) -> ir.Part:
-    """Read a call; gateways leave out its kind or its id, or send its arguments as an object."""
+    """Read a call; some gateways omit its kind or its id, or send its arguments as an object."""
     rest = value.copy() if type(value) is dict else {}
     kind: Any = rest.get("type") or "function"
     body = pop_inner(rest, kind) if kind in ("function", "custom") else {}
@@ -358,7 +358,7 @@ def read_call(value: Json, at: str, calls: Calls, flavour: Flavour) -> ir.Part:
 
 
 def _cite(parts: list[ir.Part], rest: dict[str, Any], at: str, flavour: Flavour) -> None:
-    """Hang annotations on the message's text; they stay members where there is no single text."""
+    """Move annotations to the message's text as citations; they stay a native member unless it has exactly one text."""
     places = [place for place, part in enumerate(parts) if type(part) is ir.Text]
     found = rest["annotations"]
     if len(places) != 1 or type(found) is not list or not all(
@@ -383,10 +383,10 @@ def _read_citation(value: dict[str, Any], at: str, flavour: Flavour) -> ir.Citat
 
 
 def write_messages(messages: tuple[ir.Message, ...], flavour: Flavour, notes: LossLedger) -> list[Json]:
-    """Write the messages; results leave a mixed message and come first, each as a message of its own.
+    """Write the messages; each result becomes a message of its own, before the rest of its message.
 
-    What only a user may show moves out of the results into a message after the last of them: between a call and
-    its result no other message may stand.
+    Media, which only a user's message may contain, move out of the results into a user's message after the last of
+    them: no other message may stand between a call and its result.
     """
     made: list[Json] = []
     shown: list[Json] = []
@@ -407,7 +407,7 @@ def write_messages(messages: tuple[ir.Message, ...], flavour: Flavour, notes: Lo
 
 
 def _show(result: ir.ToolOutput, shown: list[Json], flavour: Flavour, notes: LossLedger) -> ir.ToolOutput:
-    """Move what is no text out of a result into `shown`, after the id of its call; return what remains."""
+    """Move the media of a result into `shown`, after a text with the id of its call; return the remaining result."""
     moved: list[Json] = []
     rest: list[ir.Part] = []
     for part in result.content:
@@ -453,7 +453,7 @@ def _write_message(message: ir.Message, flavour: Flavour, notes: LossLedger) -> 
 
 
 def write_assistant(message: ir.Message, out: dict[str, Any], flavour: Flavour, notes: LossLedger) -> None:
-    """Write what an assistant said: thinking, text, refusal and calls are members of their own."""
+    """Write an assistant's blocks into `out`; thinking, text, refusal and calls have a member each."""
     content: list[ir.Part] = []
     calls: list[Json] = []
     home = notes.is_home
@@ -485,7 +485,7 @@ def write_assistant(message: ir.Message, out: dict[str, Any], flavour: Flavour, 
 
 
 def sound_of(part: ir.Media) -> dict[str, Any]:
-    """Write what an assistant said aloud."""
+    """Return the member `audio` of an assistant's message."""
     return without_none({member: getattr(part, field) for member, field in SOUND.items()})
 
 
@@ -495,7 +495,7 @@ def _write_said(
     is_list = notes.is_home and message.flat is False
     if not notes.is_answer or is_list:
         content = write_said(parts, message.flat, flavour, notes)
-        # A service refuses an empty list; one is written only where one was read.
+        # Services refuse an empty list, so it is written only if the document had one.
         if content != [] or is_list:
             out["content"] = content
     texts: list[str] = []
@@ -512,7 +512,7 @@ def _write_said(
 
 
 def _write_citations(part: ir.Text, begin: int, flavour: Flavour, notes: LossLedger) -> list[Json]:
-    """Write a text's citations; `begin` is the place of the text in the one that is written."""
+    """Write a text's citations; `begin` is the offset in characters of this text in the written text."""
     out: list[Json] = []
     for found in part.citations:
         one = found if notes.is_home else by_address(found, part, notes)
@@ -560,7 +560,7 @@ def read_request(document: Json, flavour: Flavour) -> ir.Conversation:
 
 
 def read_tool(value: Json, at: str, flavour: Flavour) -> ir.ToolSpec:
-    """Read a tool definition; any other than a function or one for free text is run by the vendor."""
+    """Read a tool definition; a tool that is neither a function nor a free-text tool is run by the vendor."""
     rest = value.copy() if type(value) is dict else {}
     kind: Any = pop(rest, "type")
     body = pop_inner(rest, kind) if kind in ("function", "custom") else {}
@@ -595,7 +595,7 @@ def _read_options(rest: dict[str, Any], options: OptionsRead, flavour: Flavour) 
 
 
 def read_form(kind: Json, body: dict[str, Any]) -> dict[str, Any] | None:
-    """Read a response format; None if it has members that the neutral form has not."""
+    """Read a response format; None if the neutral form has no field for one of its members."""
     if kind in ("text", "json_object") and not body:
         return {"type": "text" if kind == "text" else "json"}
     is_known = kind == "json_schema" and body and body.keys() <= FORM_MEMBERS and None not in body.values()
@@ -614,7 +614,7 @@ def write_form(form: dict[str, Any], notes: LossLedger) -> tuple[str, dict[str, 
 
 
 def read_choice_of_tool(value: Json) -> dict[str, Any] | None:
-    """Read which tool the model has to call: a word, or a tool's name in or beside its kind; None for another form."""
+    """Read which tool the model must call: a mode, or a tool's name in or beside its kind; None for another form."""
     if value in ("auto", "none", "required"):
         return {"mode": value}
     kind = kind_of(value)
@@ -675,7 +675,7 @@ def _write_options(conversation: ir.Conversation, out: dict[str, Any], flavour: 
 
 
 def _write_switch(left: dict[str, Any], out: dict[str, Any], notes: LossLedger) -> None:
-    """Write how long to think where thinking is on or off."""
+    """Write the effort or budget for thinking for a vendor that can only switch thinking on or off."""
     budget = left.pop("reasoning_budget", None)
     effort = None if notes.is_home else left.pop("reasoning_effort", None)
     for name, value, is_on in (
@@ -754,7 +754,7 @@ def _write_choice(candidate: ir.Candidate, place: int, flavour: Flavour, notes: 
 
 
 def _keep_valid(choice: dict[str, Any], source: ir.Candidate, notes: LossLedger) -> None:
-    """Leave out what gateways hang on a choice and a message, where the family's own types refuse it."""
+    """Remove annotations and probabilities of gateways that the family's own types refuse."""
     found = choice["message"].get("annotations")
     if type(found) is list and any(kind_of(one) != "url_citation" for one in found):
         notes.drop(f"{source.message.at}/annotations", "citation", "only citations of addresses are said here", found)
@@ -775,11 +775,11 @@ def _keep_valid(choice: dict[str, Any], source: ir.Candidate, notes: LossLedger)
 # Streams, read --------------------------------------------------------------------------------------------------------
 
 HEAD: Final = frozenset({"id", "model", "created", "object", "choices", "usage", "error", "obfuscation"})
-"""Members of a chunk that are read, and padding against guessing lengths."""
+"""Members of a chunk that are read, and `obfuscation`, padding that hides the lengths of tokens."""
 
 
 class _Call:
-    """One call while it comes in; it is not begun before its name is whole."""
+    """One call of which pieces may still follow; it does not begin before its name is complete."""
 
     def __init__(self, part: ir.ToolUse) -> None:
         self.part = part
@@ -796,14 +796,14 @@ class _Choice:
     def __init__(self, number: int) -> None:
         self.number = number
         self.text: tuple[str, Any] = ("", None)
-        """Member that text goes to, and the key of its block."""
+        """Member of the open text, and the key of its block."""
         self.calls: dict[int, _Call] = {}
-        """Native place of a call → the call."""
+        """The vendor's `index` of a call → the call."""
         self.grown: dict[int, _Call] = {}
-        """Calls of which it was not yet looked whether they are whole; to look at all would be quadratic."""
+        """Index of a block → its call, if it grew since the last check; to check all would take quadratic time."""
         self.last_call = 0
         self.newest: _Call | None = None
-        """The call that may not have begun yet."""
+        """The latest call, which may not have begun yet."""
         self.audio: dict[str, Any] = {}
 
 
@@ -819,7 +819,7 @@ class StreamReader(BlockReader):
         self.ids = Calls()
 
     def read(self, chunk: Json) -> list[ir.StreamEvent]:
-        """Read one chunk; anything that is no chunk is kept."""
+        """Read one chunk; a value that is no object is kept as it is."""
         if type(chunk) is not dict:
             return [ir.Kept(chunk)]
         out: list[ir.StreamEvent] = []
@@ -829,7 +829,7 @@ class StreamReader(BlockReader):
         if failed and not choices:
             return failed
         if chunk.get("object") == "chat.completion":
-            self.ended = True  # a gateway that answers at once although a stream was asked for
+            self.ended = True  # some gateways send the whole answer though a stream was requested
             return whole_events(self.dialect.read_answer(chunk))
         answer_id, model = chunk.get("id"), chunk.get("model")
         if not self.began and (answer_id or model or choices):
@@ -878,7 +878,7 @@ class StreamReader(BlockReader):
         out.append(self.more(state.text[1], value))
 
     def _listed(self, state: _Choice, parts: list[Any], out: list[ir.StreamEvent]) -> None:
-        """Read a content that is a list of blocks, which some gateways stream."""
+        """Read a delta whose content is a list of blocks, as some gateways send it."""
         for value in parts:
             part = read_block(value, f"/choices/{state.number}/delta/content", self.flavour)
             if not isinstance(part, ir.Text | ir.Thinking):
@@ -896,7 +896,7 @@ class StreamReader(BlockReader):
         call = state.calls.get(place)
         call_id = value.get("id")
         if call is not None and type(call_id) is str and call_id not in ("", call.part.id) and call.is_whole():
-            call = None  # another one in the place of a whole one: a gateway that counts them all as 0
+            call = None  # a new call with the index of a complete one: some gateways send index 0 for each
         if call is None:
             call = self._start_call(state, place, call_id, kind, out)
         state.last_call = place
@@ -914,7 +914,7 @@ class StreamReader(BlockReader):
     def _start_call(self, state: _Choice, place: int, call_id: Any, kind: Any, out: list[ir.StreamEvent]) -> _Call:
         out += self.end(state.text[1])
         for index, other in sorted(state.grown.items()):
-            # A call whose arguments are not whole yet may go on in turns with this one.
+            # Pieces of several calls may be interleaved, so a call with incomplete arguments stays open.
             if other.is_whole():
                 out += self.end((state.number, index))
         state.grown.clear()
@@ -956,7 +956,7 @@ class StreamReader(BlockReader):
         out += self.stop(choice.get("finish_reason"), f"{at}/finish_reason", choice=state.number)
 
     def end_all(self, choice: int | None = None) -> list[ir.StreamEvent]:
-        """End what is open; a sound, which comes in pieces of all its members, is said whole here."""
+        """End the open blocks, and add the audio as a whole block: its pieces are spread over all its members."""
         out: list[ir.StreamEvent] = []
         states = [state for number, state in self.choices.items() if choice in (None, number)]
         for state in states:
@@ -975,7 +975,7 @@ class StreamReader(BlockReader):
 
 
 class StreamWriter(BlockWriter):
-    """Templates of the family's chunks."""
+    """Writes the family's chunks."""
 
     has_choices = True
 
@@ -993,7 +993,7 @@ class StreamWriter(BlockWriter):
         }  # fmt: skip
 
     def _delta(self, choice: int, delta: dict[str, Any], **more: Any) -> list[Json]:
-        """Write a delta; the first of a choice says the role."""
+        """Write a delta; the first one of a choice has the role."""
         head = {} if choice in self.roles else {"role": "assistant"}
         self.roles.add(choice)
         return [self._chunk([{"index": choice, "delta": {**head, **delta}, "finish_reason": None, **more}])]

@@ -1,6 +1,6 @@
 """Functions that all dialects share: JSON, members of an object, ids, options, counters, and notes of losses.
 
-No vendor's words are here.
+Nothing here belongs to one vendor.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ ANY: Final = (dict, list, str, int, float, bool)
 _UPPER: Final = re.compile(r"[A-Z]")
 _MISSING: Final = object()
 UNSAID: Final = msgspec.UNSET
-"""Value in an extension slot of a member that readers add and the document did not have."""
+"""Marks in an extension slot a member that the reader or writer adds and the document did not have."""
 MADE_ID: Final = "call_made_"
-"""Beginning of an id that was made here; its own dialect never gets it."""
+"""Prefix of the ids that we make for calls without one; they are not written back to the same dialect."""
 
 _encode_plain: Final = msgspec.json.Encoder().encode
 _encode_sorted: Final = msgspec.json.Encoder(order="deterministic").encode
@@ -36,7 +36,7 @@ _decode: Final = msgspec.json.Decoder().decode
 
 
 def encode(value: Json, *, in_order: bool = False) -> bytes:
-    """Encode a value; half a surrogate pair, where a gateway cut a text, gets Python's own escape.
+    """Encode a value; half a surrogate pair (a gateway cut a text there) becomes a `\\u` escape.
 
     Args:
         in_order: sort members, so that the same bytes are the same JSON, forms of numbers included.
@@ -52,7 +52,7 @@ def json_text(value: Json) -> str:
 
 
 def parse_json(text: str) -> Json:
-    """Parse JSON text; return None when it is none. Arguments of a call are never the JSON null."""
+    """Parse JSON text; return None if it is invalid. (`null` gives None, too; it is never the arguments of a call.)"""
     try:
         return _decode(text)
     except UNREADABLE:
@@ -60,7 +60,7 @@ def parse_json(text: str) -> Json:
 
 
 def read_arguments(text: str) -> Json:
-    """Return what the text says; the text itself where it is no JSON, an empty object where it is empty."""
+    """Parse the arguments of a call; return an empty object if they are empty, the text itself if it is no JSON."""
     if not text:
         return {}
     value = parse_json(text)
@@ -68,7 +68,7 @@ def read_arguments(text: str) -> Json:
 
 
 def arguments_text(call: ir.ToolUse) -> str:
-    """Return the arguments as text: the vendor's own where they still say the same."""
+    """Return the arguments as text: the vendor's own text if it still has the same value."""
     if call.text is not None and read_arguments(call.text) == call.input:
         return call.text
     return call.input if isinstance(call.input, str) else json_text(call.input)
@@ -81,7 +81,7 @@ def snake(name: str) -> str:
 
 
 def spelled_at(at: str, document: Json) -> str:
-    """Return a pointer by the names that the document has, which may be in snake_case or in camelCase."""
+    """Return a pointer with its names spelled as in the document, in snake_case or camelCase."""
     out = ""
     for step in at.split("/")[1:]:
         if type(document) is dict:
@@ -102,7 +102,7 @@ def escape(key: str) -> str:
 
 
 def kind_of(value: Json, tag: str = "type") -> str | None:
-    """Return what an object says in its member `tag` that it is; None when it says nothing readable."""
+    """Return an object's kind, the text in its member `tag`; None if that is missing or no text."""
     kind = value.get(tag) if type(value) is dict else None
     return kind if type(kind) is str else None
 
@@ -111,10 +111,10 @@ def kind_of(value: Json, tag: str = "type") -> str | None:
 
 
 def members_of(value: Json, at: str = "") -> dict[str, Any]:
-    """Return a copy of an object, from which its members are taken.
+    """Return a copy of an object, so that its members can be removed as they are read.
 
     Raises:
-        TranslationError: `dialect_mapping_failed`, it is no object.
+        TranslationError: `dialect_mapping_failed`, the value is no object.
     """
     if type(value) is not dict:
         fact = f"{at or 'the document'} is {_kind(value)}, not an object"
@@ -123,15 +123,15 @@ def members_of(value: Json, at: str = "") -> dict[str, Any]:
 
 
 def pop(rest: dict[str, Any], name: str, *kinds: type[Any]) -> Any:
-    """Take a member that is exactly of one of these types (default: text); another value stays."""
+    """Remove and return a member of exactly one of these types (default: text); else keep it and return None."""
     return rest.pop(name) if type(rest.get(name)) in (kinds or (str,)) else None
 
 
 def pop_list(rest: dict[str, Any], name: str, at: str = "") -> list[Any]:
-    """Take a list that the document cannot be read without.
+    """Remove and return a required list.
 
     Raises:
-        TranslationError: `dialect_mapping_failed`, it is no list.
+        TranslationError: `dialect_mapping_failed`, the member is no list.
     """
     if type(rest.get(name)) is not list:
         fact = f"{at}/{name} is {_kind(rest.get(name))}, not a list"
@@ -145,12 +145,12 @@ def _kind(value: Json) -> str:
 
 
 def pop_inner(rest: dict[str, Any], name: str) -> dict[str, Any]:
-    """Take a copy of an object out of another one; `put_back` returns what is left of it."""
+    """Return a copy of an inner object, empty if there is none; `put_back` stores what is left of it."""
     return dict(rest[name]) if type(rest.get(name)) is dict else {}
 
 
 def put_back(rest: dict[str, Any], name: str, inner: dict[str, Any]) -> None:
-    """Leave in an object what was not taken from an inner one."""
+    """Replace an inner object by its unread members; remove it if none is left."""
     if type(rest.get(name)) is dict and rest[name]:
         rest[name] = inner
         if not inner:
@@ -158,17 +158,17 @@ def put_back(rest: dict[str, Any], name: str, inner: dict[str, Any]) -> None:
 
 
 def ext_of(dialect: str, rest: dict[str, Any]) -> ir.Ext:
-    """Return what was not taken as the extension slot of a node."""
+    """Return the unread members as the extension slot of a node."""
     return {dialect: rest} if rest else {}
 
 
 def added(out: dict[str, Any], node: ir.Node, dialect: str) -> dict[str, Any]:
-    """Add a node's own members to what is written of it; members that are written already stay."""
+    """Add the members of a node's extension slot to `out`; members that `out` has already stay."""
     return merged(out, node.ext[dialect]) if dialect in node.ext else out
 
 
 def merged(out: dict[str, Any], rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the members of an extension slot to what is written; members that say something already stay."""
+    """Add the members of an extension slot to `out`; members that `out` has already stay."""
     for name, value in rest.items():
         if value is UNSAID and (not out.get(name) or type(out[name]) in (str, int)):
             out.pop(name, None)
@@ -184,14 +184,14 @@ def merged(out: dict[str, Any], rest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_none(members: dict[str, Any]) -> dict[str, Any]:
-    """Return the members that say something."""
+    """Return the members that are not None."""
     return {name: value for name, value in members.items() if value is not None}
 
 
 def read_content(
     rest: dict[str, Any], name: str, at: str, read: Callable[[Json, str], ir.Part]
 ) -> tuple[tuple[ir.Part, ...], bool | None]:
-    """Take a content that is one text or a list of blocks; which of both it was is `Message.flat`."""
+    """Read a content that is one text or a list of blocks; return its blocks, and the value for `Message.flat`."""
     if (text := pop(rest, name)) is not None:
         return (ir.Text(text=text, at=f"{at}/{name}"),), True
     if (blocks := pop(rest, name, list)) is not None:
@@ -203,9 +203,9 @@ class OptionsRead:
     """The options of a request, and the pointer to each.
 
     Args:
-        rest: object from which the options of the same value on both sides are taken.
+        rest: object from which the options with the same value in the neutral form are removed.
         table: member → types of its value.
-        names: member → option, where it has another name.
+        names: member → option, for options with another name than the member.
         at: JSON pointer to the object.
     """
 
@@ -219,7 +219,7 @@ class OptionsRead:
             self.add(names.get(member, member), pop(rest, member, *kinds), f"{at}/{member}")
 
     def add(self, name: str, value: Any, at: str) -> None:
-        """Add an option; None is no value, and the first value counts."""
+        """Add an option; ignore None, and every value after the first."""
         if value is not None and name not in self.values:
             self.values[name], self.places[name] = value, at
 
@@ -228,10 +228,10 @@ def conversation_of(
     dialect: str, rest: dict[str, Any], messages: Iterable[ir.Message], options: OptionsRead,
     read_tools: Callable[[Json, str], Iterable[ir.ToolSpec]],
 ) -> ir.Conversation:  # fmt: skip
-    """Return the conversation of a request; its model and its tools are taken, the rest is its extension slot.
+    """Return the conversation of a request; `rest` without its model and tools becomes the extension slot.
 
     Args:
-        read_tools: reads one member of the list of tools.
+        read_tools: reads one element of the list of tools.
     """
     found = pop(rest, "tools", list) if rest.get("tools") else ()  # an empty list stays, so that it is written again
     tools = tuple(tool for place, one in enumerate(found or ()) for tool in read_tools(one, f"/tools/{place}"))
@@ -242,20 +242,20 @@ def conversation_of(
 
 
 def write_blocks(parts: Iterable[ir.Part], write: Callable[[ir.Part], Json], dialect: str) -> list[Json]:
-    """Write blocks; those that the target has no word for are left out."""
+    """Write blocks; those that the target does not have are omitted."""
     made = ((part, write(part)) for part in parts)
     return [block for part, block in made if block is not None or getattr(part, "dialect", "") == dialect]
 
 
 def write_content(parts: Iterable[ir.Part], flat: bool | None, write: Callable[[ir.Part], Json], dialect: str) -> Json:
-    """Write a content: one text where that says the same, else a list of blocks."""
+    """Write a content: one text if it is a single text block, else a list of blocks."""
     made = write_blocks(parts, write, dialect)
     is_bare = len(made) == 1 and type(made[0]) is dict and made[0].keys() == {"type", "text"}
     return made[0]["text"] if is_bare and flat is not False else made
 
 
 class Calls:
-    """Ids for calls without one: made in order, found again by name."""
+    """Makes ids for calls without one, and finds the id for a result by the tool's name."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -273,25 +273,25 @@ class Calls:
 
 
 def media_url(media: ir.Media) -> str | None:
-    """Return a URL for data or the URL itself, None when there is neither."""
+    """Return data as a data URL, else the URL; None if there is neither."""
     if media.data is not None:
         return f"data:{media.media_type or 'application/octet-stream'};base64,{media.data}"
     return media.url
 
 
 def read_url(url: str, field: str = "url") -> dict[str, Any]:
-    """Return the fields of media that a data URL says; any other text is that of `field`."""
+    """Return the media type and data of a data URL as fields; any other text becomes the field `field`."""
     head, found, body = url.partition(";base64,")
     return {"media_type": head[5:], "data": body} if found and head[:5] == "data:" else {field: url}
 
 
 def read_file(data: str) -> dict[str, Any]:
-    """Return the fields of a file's data: a data URL, bare base64, or an address that a gateway took for data."""
+    """Return the fields of a file's data: a data URL, bare base64, or a URL that a gateway sent as data."""
     return read_url(data, "url" if data.startswith(("http://", "https://")) else "data")
 
 
 def take_cache(rest: dict[str, Any], name: str = "cache_control") -> dict[str, Any] | None:
-    """Take a breakpoint of the prompt cache."""
+    """Remove and return a breakpoint of the prompt cache, without its type; None if there is none."""
     found = rest.get(name)
     if type(found) is not dict or found.get("type") != "ephemeral":
         return None
@@ -306,9 +306,9 @@ class LossLedger:
     """Collects the losses of reading or writing one document.
 
     Args:
-        source: the dialect that the pointers are of.
-        target: the dialect that is written; the same as `source` while reading.
-        is_answer: what is written is said by the model, not to it.
+        source: dialect of the document that the pointers point into.
+        target: dialect of the document to write; the same as `source` while reading.
+        is_answer: True if the document is an answer, False if it is a request.
         places: option → JSON pointer to it.
     """
 
@@ -334,7 +334,7 @@ class LossLedger:
         return loss
 
     def add(self, losses: Iterable[ir.Loss]) -> None:
-        """Add losses that were noted elsewhere."""
+        """Add losses of another ledger."""
         for loss in losses:
             self.losses.append(loss)
             self.named.add(loss.path)
@@ -349,7 +349,7 @@ class LossLedger:
         self.note("synthesised", path, code, reason)
 
     def refuse(self, path: str, code: str, reason: str, error: str = "mapping_unsupported_capability") -> None:
-        """Note what the target cannot say without changing its meaning; `done` raises it."""
+        """Note what the target cannot express without a change of meaning; `done` raises the error."""
         self.refusals.append((error, self.note("refused", path, code, reason)))
 
     def option_at(self, name: str) -> str:
@@ -357,7 +357,7 @@ class LossLedger:
         return self.places.get(name, f"/{name}")
 
     def lose_option(self, name: str, value: Any, reason: str | None = None) -> None:
-        """Note an option that the target does not have, or not with this value."""
+        """Note an option that the target does not have, or whose value it does not accept."""
         code = "candidates" if name == "n" else "option" if reason is None else "option_value"
         words = "the target gives one answer" if name == "n" else reason or f"the target has no {name}"
         self.drop(self.option_at(name), code, words, value)
@@ -368,11 +368,11 @@ class LossLedger:
             self.lose_option(name, value)
 
     def change_option(self, name: str, value: Any, reason: str) -> None:
-        """Note an option whose value the target says in another way."""
+        """Note an option whose value is changed for the target."""
         self.degrade(self.option_at(name), "option_value", reason, value)
 
     def bounded(self, name: str, value: Any, least: Any = None, most: Any = None) -> Any:
-        """Return a number within the server's limits; a number that had to be moved is noted."""
+        """Return a number within the server's limits; note it if it had to be changed."""
         found = value
         if not self.is_home and least is not None and value < least:
             found = least
@@ -386,7 +386,7 @@ class LossLedger:
         """Return the losses.
 
         Raises:
-            TranslationError: something was refused; `evidence` names each pointer and code.
+            TranslationError: `refuse` was called; `evidence` has each pointer and code.
         """
         if self.refusals:
             error, first = self.refusals[0]
@@ -399,7 +399,7 @@ class LossLedger:
         return tuple(self.losses)
 
     def lose_part(self, part: ir.Part, reason: str | None = None) -> None:
-        """Report a block that the target has no word for."""
+        """Report a block that the target does not have."""
         code, words = CODES.get(type(part), ("part", f"{type(part).__name__} has no counterpart here"))
         if isinstance(part, ir.ServerTool):
             words = f"{part.name} was run by {self.source} itself"
@@ -409,7 +409,7 @@ class LossLedger:
         self.drop(part.at, code, reason or words, found)
 
     def plain_text(self, parts: tuple[ir.Part, ...]) -> str:
-        """Write a result or the head of a request as one text for a dialect that takes only that."""
+        """Return the blocks of a result or system message as one text, for a dialect that accepts only text."""
         for part in parts:
             if not isinstance(part, ir.Text):
                 self.lose_part(part)
@@ -421,11 +421,11 @@ CODES: Final[dict[type[Any], tuple[str, str]]] = {
     ir.Media: ("media", "the target takes no media in this form"),
     ir.ServerTool: ("tool", "a tool that the source runs itself"),
 }
-"""Kind of block → code and sentence where it is missing; any other has no counterpart."""
+"""Kind of block → code and reason of the loss if the target lacks it; other kinds get "no counterpart"."""
 
 
 def item_of(at: str) -> str:
-    """Return the pointer of the item that holds a block."""
+    """Return the pointer to the item that contains a block."""
     return at.rpartition("/content")[0] or at
 
 
@@ -434,14 +434,14 @@ def write_options(
     names: Mapping[str, str] = {}, bounds: Mapping[str, tuple[Any, Any]] = {},
     known: Mapping[str, frozenset[Any]] = {}, stops_max: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Take options whose value is the same on both sides, and return them as members.
+    """Remove options whose value is the same in the target from `left`, and return them as members.
 
     Args:
         members: the vendor's members.
-        names: member → option, where it has another name.
-        bounds: member → least and most that the server takes.
-        known: option → values that the server takes.
-        stops_max: most texts that end an answer; None is any number.
+        names: member → option, for options with another name than the member.
+        bounds: member → least and greatest value that the server accepts.
+        known: option → values that the server accepts.
+        stops_max: maximum number of stop sequences; None for any number.
     """
     out: dict[str, Any] = {}
     for member in members:
@@ -461,7 +461,7 @@ def write_options(
             value = value[:stops_max]
         else:
             value = notes.bounded(name, value, *bounds.get(member, ()))
-        # One text that stood without a list is a tuple.
+        # A stop sequence that was a text without a list is a tuple.
         is_bare = type(value) is tuple and notes.is_home
         out[member] = (value[0] if is_bare else list(value)) if name == "stop" else value
     return out
@@ -470,12 +470,12 @@ def write_options(
 EFFORT_BUDGETS: Final[dict[str, int]] = {
     "none": 0, "minimal": 1024, "low": 2048, "medium": 8192, "high": 24_576, "xhigh": 32_768, "max": 65_536,
 }  # fmt: skip
-"""Words for thinking and tokens for it, for vendors who know only one of both. The vendors publish no such table;
-these are the budgets that their own agents set for words of this kind."""
+"""Effort level → tokens for thinking, for vendors that have only levels or only budgets. The vendors publish no such
+table; these are the budgets that their own agents set for such levels."""
 
 
 def effort_word(budget: int, conversation: ir.Conversation, notes: LossLedger) -> str | None:
-    """Return a budget for thinking as a word, for vendors who know only words; None where a word is said already."""
+    """Return the effort level for a thinking budget, for a target that has only levels; None if the request has one."""
     if "reasoning_effort" in conversation.options:
         notes.lose_option("reasoning_budget", budget, "the target has the effort in words only")
         return None
@@ -486,7 +486,7 @@ def effort_word(budget: int, conversation: ir.Conversation, notes: LossLedger) -
 
 
 def by_address(one: ir.Citation, part: ir.Text, notes: LossLedger) -> ir.Citation | None:
-    """Return another vendor's citation by an address and its span in the text; None where it has no address."""
+    """Return another vendor's citation as a URL with a span in the text; None, with a loss, if it has no URL."""
     if one.url is None:
         notes.drop(one.at, "citation", "only an address can be cited here")
         return None
@@ -503,20 +503,20 @@ def by_address(one: ir.Citation, part: ir.Text, notes: LossLedger) -> ir.Citatio
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """A vendor's token counters, read in both directions; the one rule of `ir.TokenCounts` holds between."""
+    """Reads and writes a vendor's token counters; the neutral counters follow the rule of `ir.TokenCounts`."""
 
     table: Mapping[str, str]
-    """Path of a native member → field."""
+    """Path of a native member → field of `ir.TokenCounts`."""
     total: str = "total_tokens"
-    """The sum, which says nothing of its own where it adds up; empty where the vendor has none."""
+    """Member with the sum, which is not kept if it is correct; empty if the vendor has none."""
     needed: tuple[str, ...] = ()
-    """Fields that another vendor's answer must say; a field that was not said is 0."""
+    """Fields that must be written; one that another vendor's answer does not have is written as 0."""
     apart: Mapping[str, tuple[str, ...]] = {}
-    """Field → fields that this vendor counts beside it and not in it."""
+    """Field → fields whose tokens this vendor does not include in it."""
     also: Mapping[str, str] = {}
-    """Field → path where some servers say it instead."""
+    """Field → path at which some servers have it instead."""
     beside_input: str = ""
-    """Member, left to the vendor, that counts more of what was sent."""
+    """Member, kept native, with input tokens that the vendor does not include in its input counter."""
 
     def read(self, value: dict[str, Any], at: str, dialect: str) -> ir.TokenCounts:
         """Read token counters."""
@@ -538,7 +538,7 @@ class Counters(msgspec.Struct, frozen=True):
         total = (fields.get("input") or 0) + (fields["output"] or 0)
         thought = fields.get("reasoning") or 0
         if thought and "output" not in self.apart and rest.get(self.total) == total + thought:
-            # Some gateways count thinking beside the output; their own number stays native, to be written again.
+            # Some gateways do not include thinking in the output; their own number stays native, to be written again.
             rest[self._path("output")] = fields["output"]
             fields["output"], total = (fields["output"] or 0) + thought, total + thought
         if self.total and type(rest.get(self.total)) is int and rest[self.total] == total:
@@ -553,7 +553,7 @@ class Counters(msgspec.Struct, frozen=True):
         return found if type(found) is int else 0
 
     def native(self, usage: ir.TokenCounts, field: str, home: str) -> int | None:
-        """Return a field as this vendor counts it; `home` names the vendor if the usage is its own."""
+        """Return a field as this vendor counts it; `home` is the vendor's name if the usage is its own, else empty."""
         value: int | None = getattr(usage, field)
         apart = sum(getattr(usage, part) or 0 for part in self.apart.get(field, ()))
         apart += self._beside(usage.ext.get(home, {})) if field == "input" else 0
@@ -576,12 +576,12 @@ class Counters(msgspec.Struct, frozen=True):
         if notes.is_home:
             added(out, usage, notes.target)
         if self.total:
-            out.setdefault(self.total, (usage.input or 0) + (usage.output or 0))  # thinking beside it included
+            out.setdefault(self.total, (usage.input or 0) + (usage.output or 0))  # thinking included
         return out
 
 
 def _pop_at(rest: dict[str, Any], path: str) -> int | None:
-    """Take a whole number at a path of one or two members."""
+    """Remove and return an integer at a path of one or two members; None if there is none."""
     head, _, tail = path.partition("/")
     if not tail:
         found: int | None = pop(rest, head, int)
@@ -596,7 +596,7 @@ def answer_of(
     dialect: str, rest: dict[str, Any], candidates: tuple[ir.Candidate, ...], counters: Counters,
     usage: str = "usage", id: str = "id", model: str = "model", created: str = "",
 ) -> ir.Answer:  # fmt: skip
-    """Return the answer of a response; its head is taken by the names of its members, the rest is its extension slot.
+    """Return the answer of a response; members that are not read become its extension slot.
 
     Args:
         created: member with the seconds since 1970; empty if the vendor has none.

@@ -1,8 +1,8 @@
 """Google's generateContent, as its reference describes it (ai.google.dev, read November 2026).
 
-Contents hold parts; the system text and most options stand outside. Every member has two spellings. Calls have no id
-as a rule. Every chunk of a stream is a small response; arguments of calls may come in pieces that say where in the
-object they belong.
+Contents have parts; the system text and most options are outside of them. Every member has two spellings. Calls
+usually have no id. Every chunk of a stream is a small response; arguments of calls may come in pieces with their
+JSON path.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ TOOL_NAMES: Final[dict[str, str]] = {
     "list_directory": "list_files", "glob": "glob", "search_file_content": "grep", "grep_search": "grep",
     "run_shell_command": "bash", "google_web_search": "web_search", "web_fetch": "web_fetch",
 }  # fmt: skip
-"""The names that the vendor's agent gives its tools → neutral names."""
+"""Tool names of the vendor's agent → neutral names."""
 
 CAPABILITIES: Final = Manifest({
     "streaming": NATIVE,
@@ -80,14 +80,14 @@ STOPS: Final[dict[str, ir.Stop]] = {
 STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     "end": "STOP", "tool_use": "STOP", "stop_sequence": "STOP", "max_tokens": "MAX_TOKENS",
     "content_filter": "SAFETY", "refusal": "SAFETY",
-    # Never `STOP`: the answer may not be whole.
+    # Never `STOP`: the answer may be incomplete.
     None: "OTHER", "error": "OTHER", "pause": "OTHER", "cancelled": "OTHER", "other": "OTHER",
 }  # fmt: skip
 
 ENDINGS: Final = Endings(STOPS, STOP_WORDS)
 MODES: Final = {"AUTO": "auto", "ANY": "required", "NONE": "none"}
 CALLED_ELSEWHERE: Final = frozenset({"executableCode", "codeExecutionResult", "toolCall"})
-"""Parts of tools that the vendor runs itself."""
+"""Members of parts that belong to tools run by the vendor."""
 LEVELS: Final = {"MINIMAL": "minimal", "LOW": "low", "MEDIUM": "medium", "HIGH": "high"}
 
 LIMITS: Final = ServerLimits(
@@ -97,7 +97,7 @@ LIMITS: Final = ServerLimits(
 """ai.google.dev, function declarations and contents, read 2026-11."""
 
 MEDIA_TYPES: Final = {"image": "image/png", "audio": "audio/wav", "video": "video/mp4"}
-"""Kind of media → the type written where the source says none."""
+"""Kind of media → media type to write if the source has none."""
 
 
 SAME: Final[dict[str, tuple[type[Any], ...]]] = {
@@ -105,18 +105,18 @@ SAME: Final[dict[str, tuple[type[Any], ...]]] = {
     "seed": (int,), "frequencyPenalty": NUMBER, "presencePenalty": NUMBER, "candidateCount": (int,),
     "responseLogprobs": (bool,), "logprobs": (int,),
 }  # fmt: skip
-"""Members of `generationConfig` with the same value on both sides → types of the value."""
+"""Members of `generationConfig` with the same value in the neutral form → types of the value."""
 OPTIONS: Final = {
     "maxOutputTokens": "max_tokens", "topP": "top_p", "topK": "top_k", "stopSequences": "stop", "candidateCount": "n",
     "frequencyPenalty": "frequency_penalty", "presencePenalty": "presence_penalty", "responseLogprobs": "logprobs",
     "logprobs": "top_logprobs",
 }  # fmt: skip
-"""Member → option, where it has another name."""
+"""Member → option, for options with another name than the member."""
 BOUNDS: Final[dict[str, tuple[Any, Any]]] = {
     "maxOutputTokens": (1, None), "temperature": (0, 2), "topK": (1, None), "candidateCount": (1, 8),
     "logprobs": (0, 20),
 }  # fmt: skip
-"""Member → least and most that the server takes."""
+"""Member → least and greatest value that the server accepts."""
 STOPS_MAX: Final = 5
 ERROR: Final[dict[str, Json]] = {"code": 502, "status": "UNAVAILABLE"}
 
@@ -127,12 +127,12 @@ OPAQUE: Final = frozenset({
     "args", "response", "parameters", "parametersJsonSchema", "parameters_json_schema", "responseSchema",
     "response_schema", "responseJsonSchema", "response_json_schema", "labels",
 })  # fmt: skip
-"""Members whose values are not the vendor's own words."""
+"""Members whose values have names of the user, which are not respelled."""
 _AFTER: Final = re.compile(r"(?<=[a-z0-9])_([a-z])")
 
 
 def camel(value: Json, names: set[str] | None = None) -> Json:
-    """Return a document with its members in camelCase; `names` gets the names that were in snake_case."""
+    """Return a document with its members in camelCase; add the names that were in snake_case to `names`."""
     if type(value) is list:
         return [camel(inner, names) for inner in value]
     if type(value) is not dict:
@@ -164,7 +164,7 @@ def snaked(value: Json, names: frozenset[str]) -> Json:
 
 
 def read_part(value: Json, at: str, calls: Calls) -> ir.Part:
-    """Read one part; a bare text is one, too."""
+    """Read one part; a text without an object around it is a text part."""
     if type(value) is str:
         return ir.Text(text=value, at=at)
     rest = value.copy() if type(value) is dict else {}
@@ -179,7 +179,7 @@ def read_part(value: Json, at: str, calls: Calls) -> ir.Part:
 
 
 def _read_part(rest: dict[str, Any], at: str, calls: Calls) -> ir.Part | None:
-    """Read a part by the member that only its kind has; what is taken of it leaves `rest`."""
+    """Read a part by the member that only its kind has; the members that are read are removed from `rest`."""
     if type(rest.get("functionCall")) is dict:
         body = rest["functionCall"].copy()
         name, given = pop(body, "name") or "", pop(body, "args", dict)
@@ -236,7 +236,7 @@ def _read_result(rest: dict[str, Any], at: str, calls: Calls) -> ir.ToolOutput:
 
 
 def write_part(part: ir.Part, notes: LossLedger) -> Json:
-    """Write one part; None, with a note, where this vendor has none like it."""
+    """Write one part; if the vendor has no such part, note a loss and return None."""
     home = notes.is_home
     out: dict[str, Any] | None = None
     match part:
@@ -295,7 +295,7 @@ def _write_media(part: ir.Media, notes: LossLedger) -> dict[str, Any]:
 
 
 def write_parts(parts: tuple[ir.Part, ...], notes: LossLedger) -> list[Json]:
-    """Write parts; those that this vendor has no word for are left out."""
+    """Write parts; those that the vendor does not have are omitted."""
     return write_blocks(parts, partial(write_part, notes=notes), NAME)
 
 
@@ -303,7 +303,7 @@ def write_parts(parts: tuple[ir.Part, ...], notes: LossLedger) -> list[Json]:
 
 
 def read_message(value: Json, at: str, calls: Calls, role: ir.Role | None = None) -> ir.Message:
-    """Read one content; without a role it says its own, which is `tool` where a user's holds only results."""
+    """Read one content; without `role` its own role counts, or `tool` if a user's content has only results."""
     if type(value) is str:
         return ir.Message(role=role or "user", parts=(ir.Text(text=value, at=at),), flat=True, at=at)
     rest = members_of(value, at)
@@ -332,7 +332,7 @@ def write_message(message: ir.Message, notes: LossLedger) -> Json:
 
 
 def _with_names(messages: tuple[ir.Message, ...], notes: LossLedger) -> tuple[ir.Message, ...]:
-    """Name the tool of each result, which is known elsewhere by the id of the call."""
+    """Add the tool's name to each result; other vendors have only the id of its call there."""
     names = {call.id: call.name for call in calls_in(messages)}
 
     def named(part: ir.Part) -> ir.Part:
@@ -371,7 +371,7 @@ def read_request(document: Json) -> ir.Conversation:
 
 
 def read_tools(value: Json, at: str) -> list[ir.ToolSpec]:
-    """Read an entry of the list of tools; any other than a list of functions is run by the vendor."""
+    """Read an entry of the list of tools; an entry that is no list of functions is a tool run by the vendor."""
     found = value.get("functionDeclarations") if type(value) is dict and len(value) == 1 else None
     tools = [_read_tool(one, f"{at}/functionDeclarations/{place}") for place, one in enumerate(found or ())]
     if type(found) is list and found and all(tool is not None for tool in tools):
@@ -393,7 +393,7 @@ def _read_tool(value: Json, at: str) -> ir.ToolSpec | None:
 
 
 def json_schema(schema: Json) -> Json:
-    """Return a schema of the vendor's own dialect as JSON Schema: types in lower case, null as a type."""
+    """Convert a schema from the vendor's form to JSON Schema: types in lower case, null as a type."""
     if type(schema) is list:
         return [json_schema(inner) for inner in schema]
     if type(schema) is not dict:
@@ -413,7 +413,7 @@ def json_schema(schema: Json) -> Json:
 
 
 def _read_options(config: dict[str, Any], options: OptionsRead) -> None:
-    """Take the options of `generationConfig` that have another form elsewhere."""
+    """Read the options of `generationConfig` that have another form in other dialects."""
     head = "/generationConfig"
     thinking = pop_inner(config, "thinkingConfig")
     for member, name, kind in (
@@ -438,7 +438,7 @@ def _read_options(config: dict[str, Any], options: OptionsRead) -> None:
 
 
 def _read_choice(rest: dict[str, Any], options: OptionsRead) -> None:
-    """Take which tool the model has to call."""
+    """Read which tool the model must call."""
     config = pop_inner(rest, "toolConfig")
     choice: dict[str, Any] | None = None
     match config.get("functionCallingConfig"):
@@ -480,7 +480,7 @@ def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str,
 
 
 def write_tools(tools: tuple[ir.ToolSpec, ...], notes: LossLedger) -> list[Json]:
-    """Write the list of tools: functions together, as they were read."""
+    """Write the list of tools; functions that were in one list are in one list again."""
     out: list[Any] = []
     listed: dict[str, list[Json]] = {}
     for tool in tools:
@@ -500,7 +500,7 @@ def _write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
     if not notes.is_home:
         return without_none(out)
     own = tool.ext.get(NAME, {})
-    if "parameters" in own and "parametersJsonSchema" not in own:  # else both were said
+    if "parameters" in own and "parametersJsonSchema" not in own:  # else the document had both
         is_same = json_schema(own["parameters"]) == tool.schema
         left_out = "parametersJsonSchema" if is_same else "parameters"
         out, own = ({name: value for name, value in one.items() if name != left_out} for one in (out, own))
@@ -553,18 +553,18 @@ def _write_thinking(left: dict[str, Any], notes: LossLedger) -> dict[str, Any]:
 # Proofs ---------------------------------------------------------------------------------------------------------------
 
 PROOF: Final = "skip_thought_signature_validator"
-"""The vendor's stand-in for the signature of a call that another model made (ai.google.dev/gemini-api/docs/
-thought-signatures, read 2026-11). Gemini 3 answers 400 where a call has neither."""
+"""The vendor's substitute for the signature of a call that another model made (ai.google.dev/gemini-api/docs/
+thought-signatures, read 2026-11). Gemini 3 answers 400 if a call has neither."""
 
 WANTS_PROOF: Final = re.compile(r"gemini-([3-9]|\d\d|(pro|flash|flash-lite)-latest)")
-"""Models that refuse a call without its signature; those named `latest` are of generation 3 or later."""
+"""Names of models that refuse a call without its signature; `latest` names are of generation 3 or later."""
 
 
 def prove_calls(request: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Give the first call of each content the stand-in for a signature, if no call of that content has one.
+    """Add the substitute signature to the first call of each content in which no call has a signature.
 
     Returns:
-        The request, and JSON pointers to what was added; the same object if its model wants no signatures.
+        The request, and JSON pointers to the added members; the same object if its model needs no signatures.
     """
     contents = request.get("contents")
     if not WANTS_PROOF.search(str(request.get("model"))) or not isinstance(contents, list):
@@ -580,7 +580,7 @@ def prove_calls(request: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...
 
 
 def _unproved(content: Json) -> int | None:
-    """Return the place of the first call of a content whose calls have no signature."""
+    """Return the index of a content's first call; None if it has no call, or one with a signature."""
     parts = content.get("parts") if isinstance(content, dict) else None
     found = [
         (place, part) for place, part in enumerate(parts if isinstance(parts, list) else ())
@@ -602,7 +602,7 @@ USAGE: Final = Counters({
 
 
 def read_answer(document: Json) -> ir.Answer:
-    """Read a response; a prompt that was refused has no candidate, only a reason."""
+    """Read a response; for a refused prompt it has no candidate, only a reason."""
     names: set[str] = set()
     whole = members_of(camel(document, names))
     rest, calls = whole.copy(), Calls()
@@ -660,46 +660,47 @@ def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
 
 # Streams, read --------------------------------------------------------------------------------------------------------
 
-# Every chunk is a small answer, but the tables that read a whole one would cost as much as all the rest of a chunk.
+# Every chunk is a small answer, but reading it as a whole answer would double the time for a chunk.
 HEAD: Final = frozenset(
     {"candidates", "usageMetadata", "usage_metadata", "modelVersion", "model_version", "responseId", "response_id"}
 )
 BESIDE: Final = frozenset({"content", "finishReason", "finish_reason", "index"})
 PIECES: Final = frozenset({"partialArgs", "partial_args", "willContinue", "will_continue"})
-"""Members of a call whose arguments come in pieces."""
+"""Members of a call that show that its arguments come in pieces."""
 
 REPEAT_CHARS_MIN: Final = 6
-"""A gateway that repeats the whole text so far is seen from a model that says a word twice by at least so much. Below
-it a chunk that begins with all before it waits for the next one, which decides."""
+"""Minimum characters so far for which a chunk that begins with all of them is a gateway's repetition. Below it, it may
+also be a model that repeats a word: such a chunk waits, and the next one decides."""
 
 WAITING_MAX: Final = 8
-"""Most chunks that wait; a text below `REPEAT_CHARS_MIN` that grows with each chunk makes five."""
+"""Maximum chunks that wait; a text below `REPEAT_CHARS_MIN` that grows with each chunk makes five. At the limit they
+count as pieces."""
 
 SENT_BEFORE: Final = "text that was sent before"
 
 SAID_CHARS_MAX: Final = 256
-"""Characters of the text so far that are compared; no model repeats so much of its beginning in one chunk."""
+"""Characters of the text so far that are kept to compare; no model repeats so much of its beginning in one chunk."""
 
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[['\"](.*?)['\"]\]")
 
 
 def _said(holder: dict[str, Any], name: str) -> Json:
-    """Return a member under either of its spellings."""
+    """Return a member by its name in camelCase or snake_case; None if there is neither."""
     return holder.get(name, holder.get(snake(name)))
 
 
 class _Seen:
-    """The text of one kind so far, and whether its chunks are pieces or the whole text so far."""
+    """The text so far of one kind of block, to find chunks that repeat it."""
 
     def __init__(self) -> None:
         self.begin = ""
         self.length = 0
         self.is_pieces = False
         self.waiting: list[str] = []
-        """Chunks that each begin with all before them, not yet passed on."""
+        """Chunks that each begin with the whole text before them; no event was made of them yet."""
 
     def add(self, text: str) -> str:
-        # Long answers come in thousands of pieces: only their beginning is kept, which tells as much.
+        # Long answers come in thousands of pieces; their beginning is enough to recognise a repetition.
         self.begin = self.begin + text if self.length < SAID_CHARS_MAX else self.begin
         self.is_pieces = self.is_pieces or self.length > 0
         self.length += len(text)
@@ -710,7 +711,7 @@ class _Seen:
         return added
 
     def repeats(self, text: str) -> bool:
-        """Return whether a chunk certainly repeats the text so far, waiting chunks included."""
+        """Return whether a chunk certainly repeats the text so far, with the waiting chunks."""
         said, length = (self.waiting[-1], len(self.waiting[-1])) if self.waiting else (self.begin, self.length)
         return length >= REPEAT_CHARS_MIN and len(text) >= length and text.startswith(said) and not said.isspace()
 
@@ -720,19 +721,19 @@ class _Seen:
                 and text.startswith(said))  # fmt: skip
 
     def pass_on(self) -> str:
-        """Return the waiting chunks as the pieces that they then were."""
+        """Return the text of the waiting chunks, which turned out to be pieces and no repetitions."""
         text, self.waiting = "".join(self.waiting), []
         return self.add(text) if text else ""
 
 
 class _Candidate:
-    """One candidate while it comes in; at most one of its blocks is open, under the candidate's number."""
+    """One candidate of a stream; at most one of its blocks is open, with the candidate's number as its key."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.seen: dict[type[ir.Part], _Seen] = {}
         self.call: ir.ToolUse | None = None
-        """A call whose arguments come in pieces."""
+        """The open call, whose arguments come in pieces."""
         self.args: dict[str, Any] = {}
         self.ids: set[str] = set()
         self.said_calls: set[tuple[str, str, int]] = set()
@@ -751,7 +752,7 @@ class StreamReader(BlockReader):
         self.chunk = 0
 
     def read(self, chunk: Json) -> list[ir.StreamEvent]:
-        """Read one chunk; anything that is no chunk is kept."""
+        """Read one chunk; a value that is no object is kept as it is."""
         if type(chunk) is not dict:
             return [ir.Kept(chunk)]
         self.chunk += 1
@@ -775,7 +776,7 @@ class StreamReader(BlockReader):
         return out
 
     def end_all(self, choice: int | None = None) -> list[ir.StreamEvent]:
-        """Close what is open; a call whose closing piece is missing ends here."""
+        """End the open blocks, also a call whose last piece is missing."""
         states = [state for number, state in self.candidates.items() if choice in (None, number)]
         return [event for state in states for event in self._close(state)]
 
@@ -821,7 +822,7 @@ class StreamReader(BlockReader):
         return [*out, *self.begin(state.number, read, state.number), *self.end(state.number, read)]
 
     def _was_said(self, state: _Candidate, call: ir.ToolUse) -> bool:
-        """Return whether an earlier chunk had the same call; a call twice in one chunk is meant twice."""
+        """Return whether an earlier chunk had the same call; equal calls without ids in one chunk are two calls."""
         if not call.id_made and call.id in state.ids:
             return True
         arguments = json_text(call.input)
@@ -843,12 +844,12 @@ class StreamReader(BlockReader):
         if text:
             out.append(self.more(key, text))
         if read.signature is not None:
-            # The signature proves the block up to here; what follows is another one.
+            # The signature is for the block up to here; later text is another block.
             out += [*self._rest(state), self.more(key, read.signature, "signature"), *self._close(state)]
         return out
 
     def _new_text(self, state: _Candidate, kind: type[ir.Part], text: str, at: str) -> str:
-        """Return what a text adds: some gateways send the whole text so far in every chunk."""
+        """Return the new part of a text: some gateways send the whole text so far in every chunk."""
         if not self.mends or not text:
             return text
         seen = state.seen.setdefault(kind, _Seen())
@@ -861,7 +862,7 @@ class StreamReader(BlockReader):
         return seen.pass_on() + seen.add(text)
 
     def _rest(self, state: _Candidate) -> list[ir.StreamEvent]:
-        """Pass on what waited until its block ended: a word that begins anew is rarer than a text so far."""
+        """Return the event of chunks that waited until their block ended; with letters they count as repetitions."""
         seen = state.seen.get(self._kind(state))  # type: ignore[arg-type]
         if seen is None or not seen.waiting:
             return []
@@ -893,7 +894,7 @@ class StreamReader(BlockReader):
 
 
 def put_piece(args: dict[Any, Any], piece: Any) -> None:
-    """Put one piece of arguments where its path says, lists by their indices; texts go on where they ended."""
+    """Set a piece of arguments at its JSON path, with lists as dicts by index; a text is appended to the text there."""
     steps = [int(index) if index else name or quoted for name, index, quoted in
              _STEP.findall(pop(piece, "jsonPath") or "")]  # fmt: skip
     values = [pop(piece, name, str, int, float, bool) for name in ("stringValue", "numberValue", "boolValue")]
@@ -908,11 +909,11 @@ def put_piece(args: dict[Any, Any], piece: Any) -> None:
 
 
 ITEMS_MAX: Final = 10_000
-"""Longest list that a piece may reach into; a wild index would fill the memory."""
+"""Maximum length of a list in arguments; longer ones are cut, because a wrong index could fill the memory."""
 
 
 def _settled(value: Any) -> Json:
-    """Return a value whose objects of indices are lists again."""
+    """Convert dicts by index back to lists, also inside the value."""
     if type(value) is not dict:
         return value
     indices = [key for key in value if type(key) is int]
@@ -925,7 +926,7 @@ def _settled(value: Any) -> Json:
 
 
 class StreamWriter(BlockWriter):
-    """Templates of the chunks; a call is written when it is whole."""
+    """Writes the vendor's chunks; a call is written when it is complete."""
 
     has_choices = True
     has_refusals = False
@@ -933,7 +934,7 @@ class StreamWriter(BlockWriter):
     def __init__(self, dialect: Any, source: str) -> None:
         super().__init__(dialect, source)
         self.calls: dict[int, dict[int, list[Json] | None]] = {}
-        """Choice → the calls that wait for one that began earlier, and None for those that go on."""
+        """Choice → index of a call → its chunks, which wait for calls that began earlier; None if it has not ended."""
 
     def _chunk(self, candidates: list[Json]) -> dict[str, Any]:
         began = self.sum.began
@@ -969,7 +970,7 @@ class StreamWriter(BlockWriter):
         return self._in_turn(key, made) if key[1] in self.calls.get(key[0], {}) else made
 
     def _in_turn(self, key: Key, made: list[Json]) -> list[Json]:
-        """Give out calls in the order in which they began: without ids it is all that tells one from another."""
+        """Return chunks of calls in the order of their beginnings: calls without ids differ only in their order."""
         waiting = self.calls[key[0]]
         waiting[key[1]] = made
         out: list[Json] = []

@@ -1,6 +1,6 @@
-"""Streams in the neutral form: one machine for blocks that adds them up to an answer and writes them anew.
+"""Streams in the neutral form: shared classes that read chunks, add events up to an answer, and write chunks.
 
-One object a stream; a vendor's file reads its chunks and gives the templates of those that are written.
+Each stream has its own object; a vendor's file reads its chunks and gives the templates of the chunks to write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Key = tuple[int, int]
 
 
 class Incoming:
-    """One block while it comes in."""
+    """A block of which pieces may still follow."""
 
     __slots__ = ("choice", "citations", "index", "part", "signature", "texts", "whole")
 
@@ -40,7 +40,7 @@ class Incoming:
         return parse_json(head + "".join(once)) is not None
 
     def finish(self) -> ir.Part:
-        """Return the block as far as it is known."""
+        """Return the block made of the pieces so far."""
         if self.whole is not None:
             return self.whole
         text, part = "".join(self.texts), self.part
@@ -61,15 +61,15 @@ class Incoming:
 
 
 def _unrepeated(texts: list[str]) -> list[str]:
-    """Leave out every piece that only repeats the one before it."""
+    """Return the pieces without those that are equal to the piece before them."""
     return [text for place, text in enumerate(texts) if not place or text != texts[place - 1]]
 
 
 class Accumulator:
-    """Puts a stream's events together.
+    """Adds up a stream's events to an answer.
 
     Args:
-        dialect: whose stream it is; names the answer and its `ext`.
+        dialect: name of the stream's dialect, for the answer and its `ext`.
     """
 
     def __init__(self, dialect: str) -> None:
@@ -84,7 +84,7 @@ class Accumulator:
         self.has_ended = False
 
     def add(self, event: ir.StreamEvent) -> None:
-        """Take the next event."""
+        """Add the next event."""
         if type(event) is ir.PartDelta:
             self._delta(event)
         elif isinstance(event, ir.PartStarted):
@@ -97,7 +97,7 @@ class Accumulator:
             self._other(event)
 
     def add_all(self, events: Iterable[ir.StreamEvent]) -> None:
-        """Take the next events."""
+        """Add the next events."""
         for event in events:
             self.add(event)
 
@@ -136,12 +136,12 @@ class Accumulator:
         self.began = msgspec.structs.replace(self.began, **changes)
 
     def part(self, choice: int, index: int) -> ir.Part | None:
-        """Return a block as far as it is known; None without a block of this index."""
+        """Return a block made of its pieces so far; None if no block has this index."""
         block = self.blocks.get((choice, index))
         return None if block is None else block.finish()
 
     def repeated_calls(self) -> list[str]:
-        """Return the ids of calls whose pieces came twice and were read once."""
+        """Return the ids of calls whose pieces were sent twice; the answer has them once."""
         return [
             block.part.id
             for block in self.blocks.values()
@@ -149,7 +149,7 @@ class Accumulator:
         ]
 
     def answer(self) -> ir.Answer:
-        """Return the answer so far; the vendor's own whole where it was sent."""
+        """Return the answer so far; if the vendor sent the whole answer at the end, return that."""
         if self.whole is not None:
             return self.whole
         choices = sorted({choice for choice, _ in self.blocks} | set(self.stops)) or [0]
@@ -189,7 +189,7 @@ class Accumulator:
 
 
 def join(before: Json, after: Json) -> Json:
-    """Continue a value: texts and lists are appended, objects member by member, anything else is replaced."""
+    """Continue a value: append texts and lists, join objects member by member, replace anything else."""
     if isinstance(before, str) and isinstance(after, str):
         return before + after
     if isinstance(before, list) and isinstance(after, list):
@@ -200,7 +200,7 @@ def join(before: Json, after: Json) -> Json:
 
 
 def begun(answer_id: Json, model: Json, created: Json = None, at: str = "", ext: ir.Ext | None = None) -> ir.Began:
-    """Return the head of a stream; what is of another type than it should be was not said."""
+    """Return the head of a stream; a member of a wrong type counts as missing."""
     return ir.Began(
         id=answer_id if type(answer_id) is str else None, model=model if type(model) is str else None,
         created=created if type(created) in NUMBER else None, at=at, ext=ext or {},
@@ -208,11 +208,11 @@ def begun(answer_id: Json, model: Json, created: Json = None, at: str = "", ext:
 
 
 def failure(error: Json, raw: Json, code: str) -> ir.StreamFailed:
-    """Return the failure that a chunk says.
+    """Return the failure that a chunk reports.
 
     Args:
         raw: the chunk.
-        code: member that holds the vendor's word for the kind of failure.
+        code: name of the error's member with the vendor's code of the failure.
     """
     if type(error) is not dict:
         return ir.StreamFailed(str(error), None, raw)
@@ -223,22 +223,22 @@ def failure(error: Json, raw: Json, code: str) -> ir.StreamFailed:
 NO_REASON: Final = "the stream says [DONE] and no reason for its end"
 
 FAULTS_MAX: Final = 100
-"""Most faults of one stream that are named one by one."""
+"""Maximum faults of one stream that are reported; further ones are not."""
 
 
 class BlockReader:
-    """Reads the chunks of one stream; a dialect gives `handlers` or `read`, which say what begins, goes on and ends.
+    """Reads the chunks of one stream; a dialect gives `handlers` or `read`, which begin, continue and end blocks.
 
     Args:
-        dialect: the `Dialect` that is read.
+        dialect: the `Dialect` of the chunks.
     """
 
     handlers: dict[Any, Callable[[Json], list[ir.StreamEvent]]]
-    """Kind of a chunk → what reads it."""
+    """Kind of a chunk → method that reads it."""
     tag = "type"
-    """Member in which chunks say their kind."""
+    """Member of a chunk that has its kind."""
     mends = False
-    """True to leave out text that a gateway repeats; the vendor itself never repeats by mistake."""
+    """True to remove text that a gateway sent twice; the vendor itself never repeats by mistake."""
 
     def __init__(self, dialect: Any) -> None:
         self.dialect = dialect
@@ -247,11 +247,11 @@ class BlockReader:
         self.ledger = LossLedger(dialect.NAME, "")
         self.losses = self.ledger.losses
         self.open: dict[Any, Incoming] = {}
-        """The vendor's key → block, in the order in which they began."""
+        """The vendor's key → open block, in the order of their beginnings."""
         self.counts: dict[int, int] = {}
-        """Choice → blocks that have begun."""
+        """Choice → number of blocks that have begun."""
         self.calls: set[int] = set()
-        """Choices that hold a call."""
+        """Choices that contain a call."""
         self.stopped: set[int] = set()
 
     def read(self, chunk: Json) -> list[ir.StreamEvent]:
@@ -260,11 +260,11 @@ class BlockReader:
         return self.other(chunk) if handler is None else handler(chunk)
 
     def other(self, chunk: Json) -> list[ir.StreamEvent]:
-        """Read a chunk without a handler; one of a later version is kept."""
+        """Read a chunk without a handler, perhaps of a later version: keep it as it is."""
         return [ir.Kept(chunk, type(chunk) is not dict)]
 
     def worked_around(self, at: str, reason: str) -> None:
-        """Note a gateway's fault; the caller adds the target."""
+        """Note a gateway's fault that the reader corrected; the caller adds the target."""
         if len(self.losses) < FAULTS_MAX:
             self.ledger.degrade(at, "fallback", reason)
 
@@ -272,7 +272,7 @@ class BlockReader:
         """Close all open blocks; the stream has ended, with or without its last event.
 
         Args:
-            done: the stream ended with the word `[DONE]`, so that a choice without a reason to stop is whole.
+            done: True if the stream ended with `[DONE]`, so that a choice without a stop reason is complete.
         """
         if self.ended:
             return []
@@ -281,7 +281,7 @@ class BlockReader:
         return [*self.end_all(), *stops, ir.StreamEnded()]
 
     def _whole(self, choice: int) -> list[ir.StreamEvent]:
-        """Return the end of a choice that did not say why it stopped, unless one of its calls is cut."""
+        """Return the end of a choice that has no stop reason; nothing if one of its calls is cut."""
         parts = [block.finish() for block in self.open.values() if block.choice == choice]
         if choice in self.stopped or any(isinstance(part, ir.ToolUse) and part.is_cut for part in parts):
             return []
@@ -304,23 +304,23 @@ class BlockReader:
         return ir.PartDelta(block.index, text, field, block.choice, value)
 
     def count(self, usage: Json, at: str) -> list[ir.StreamEvent]:
-        """Say token counters, where there are any."""
+        """Return the event of token counters; nothing without counters."""
         if type(usage) is not dict:
             return []
         return [ir.UsageSeen(self.dialect.usage.read(usage, at, self.dialect.NAME))]
 
     def end(self, key: Any, part: ir.Part | None = None) -> list[ir.StreamEvent]:
-        """End a block, where it is open; `part` is the whole, where the vendor repeats it."""
+        """End a block if it is open; `part` is the whole block if the vendor sends it again at the end."""
         block = self.open.pop(key, None)
         return [] if block is None else [ir.PartStopped(block.index, part, block.choice)]
 
     def end_all(self, choice: int | None = None) -> list[ir.StreamEvent]:
-        """End what is open, of one choice or of all."""
+        """End the open blocks of one choice; of all choices if it is None."""
         keys = [key for key, block in self.open.items() if choice in (None, block.choice)]
         return [event for key in keys for event in self.end(key)]
 
     def stop(self, raw: Json, at: str, sequence: str | None = None, choice: int = 0) -> list[ir.StreamEvent]:
-        """Say why a choice ended, once."""
+        """End a choice with a stop reason; a second reason is ignored."""
         if type(raw) is not str or not raw or choice in self.stopped:
             return []
         self.stopped.add(choice)
@@ -329,40 +329,40 @@ class BlockReader:
 
 
 class BlockWriter:
-    """Writes one stream: what opens, continues, closes, comes late, is cut and is counted; chunks are templates.
+    """Writes one stream: begins, continues and ends blocks, and handles late blocks, cut streams and counters.
 
-    A dialect gives `head`, `begin`, `piece`, `close`, `whole`, `noted` and `end`.
+    A dialect gives the templates of its chunks: `head`, `begin`, `piece`, `close`, `whole`, `noted` and `end`.
 
     Args:
-        dialect: the `Dialect` that is written.
-        source: the dialect that the events were read from.
+        dialect: the `Dialect` to write.
+        source: name of the dialect from which the events were read.
     """
 
     has_choices = False
-    """True if the target has several answers in one stream."""
+    """True if one stream of the target can contain several answers."""
     is_serial = False
-    """True if a block waits until the open block has ended."""
+    """True if only one block may be open; the next one waits until it has ended."""
     has_refusals = True
     """True if the target has blocks for refusals."""
     cites_at_end = False
     """True if the end of a block contains its citations; no stream takes a signature of another vendor."""
     takes_objects = False
-    """True if arguments are an object; the free text of a call is then its member `input`."""
+    """True if arguments must be an object; the free text of a call then becomes its member `input`."""
 
     def __init__(self, dialect: Any, source: str) -> None:
         self.dialect = dialect
         self.ledger = LossLedger(source, dialect.NAME, is_answer=True)
         self.sum = Accumulator(source)
         self.opened: dict[Key, Any] = {}
-        """Blocks that were begun in the target → what the dialect calls them."""
+        """Open blocks → the value by which the dialect names them in its chunks."""
         self.sent: set[Key] = set()
-        """Blocks of which some content was written."""
+        """Blocks with at least one written piece."""
         self.words: dict[int, str | None] = {}
-        """Choice → the target's word for why it ended."""
+        """Choice → its stop reason in the target's spelling."""
         self.is_complete = False
         self._noted: set[str] = set()
         self._waiting: dict[Key, bool] = {}
-        """Blocks that began while another was open and add up until it has ended → whether they have ended, too."""
+        """Blocks that began while another one was open, and wait for its end → whether they have ended, too."""
         self._current: Key | None = None
         self._handlers: Final[dict[type[Any], Callable[[Any], list[Json]]]] = {
             ir.Began: lambda event: [], ir.PartStarted: self.on_started, ir.PartDelta: self._piece,
@@ -374,11 +374,11 @@ class BlockWriter:
     # Templates of a dialect
 
     def head(self) -> list[Json]:
-        """Return what stands before the first block."""
+        """Return the chunks before the first block."""
         return []
 
     def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
-        """Begin a block; None when the target says it only whole."""
+        """Begin a block; None if the target has no pieces for it, only the whole block."""
         return None
 
     def piece(self, key: Key, text: str, part: ir.Part) -> list[Json]:
@@ -390,23 +390,23 @@ class BlockWriter:
         return []
 
     def whole(self, key: Key, part: ir.Part) -> list[Json] | None:
-        """Write a block that is never begun; None when the target has no word for it."""
+        """Write a whole block that was never begun; None if the target has no such block."""
         return None
 
     def noted(self, event: ir.Noted) -> list[Json] | None:
-        """Write a member beside the content; None where the target does not know it."""
+        """Write a member beside the content; None if the target has no such member."""
         return None
 
     def stop(self, event: ir.Stopped) -> list[Json]:
-        """Write why one choice ended, where the vendor says it before the end; the word is in `words`."""
+        """Write the stop reason of a choice (from `words`) if the vendor sends it before the stream's end."""
         return []
 
     def end(self) -> list[Json]:
-        """Write what follows the last block; a cut stream has no reason to stop."""
+        """Write the chunks after the last block; a cut stream has no stop reason."""
         return []
 
     def fail(self, event: ir.StreamFailed) -> list[Json]:
-        """Write a failure in the vendor's words."""
+        """Write a failure as the vendor's error chunk."""
         error = {**self.dialect.error, "message": event.message}
         if "code" in error and error["code"] is None:
             error["code"] = event.code
@@ -415,7 +415,7 @@ class BlockWriter:
     # The machine
 
     def write(self, event: ir.StreamEvent) -> list[Json]:
-        """Return the chunks that say this event; often one, sometimes none."""
+        """Write an event; return its chunks, often one, sometimes none."""
         self.sum.add(event)
         return self._handlers[type(event)](event)
 
@@ -423,16 +423,16 @@ class BlockWriter:
         return self.head() if self.once("head") else []
 
     def fail_cut(self) -> list[Json]:
-        """Say that the stream was cut, where it was."""
+        """Return the chunks of a failure if the stream was cut, else none."""
         return self.fail(ir.StreamFailed("the stream was cut", "stream_cut")) if self.is_cut else []
 
     def lose_cut(self) -> None:
-        """Report that the stream was cut, where it was."""
+        """Report a loss if the stream was cut."""
         if self.is_cut:
             self.ledger.synthesise("", "cut", "the stream was over before it said how; the target's end is a failure")
 
     def once(self, key: str) -> bool:
-        """Return whether this is said for the first time; a stream says the same loss in every chunk."""
+        """Return whether this key is new; without this, a stream would report the same loss for every chunk."""
         if key in self._noted:
             return False
         self._noted.add(key)
@@ -448,7 +448,7 @@ class BlockWriter:
         return [*self.prefix(), *self._open(key, event.part)]
 
     def _open(self, key: Key, part: ir.Part) -> list[Json]:
-        out = self._close(key) if key in self.opened else []  # begun anew before its end
+        out = self._close(key) if key in self.opened else []  # the block began again before it ended
         made = None if _redacted(part) else self.begin(key, part)
         if made is None:
             return out
@@ -507,7 +507,7 @@ class BlockWriter:
     def _close(self, key: Key) -> list[Json]:
         block = self.sum.blocks[key]
         part = block.finish()
-        if type(part) is not type(block.part):  # a broken stream, whose end says another kind than its beginning
+        if type(part) is not type(block.part):  # a faulty stream: the block ends as another kind than it began
             part = block.part
         out: list[Json] = []
         if key not in self.sent and (text := text_of(part)):
@@ -518,7 +518,7 @@ class BlockWriter:
         return out
 
     def _drain(self) -> list[Json]:
-        """Write what waited for the open block, one block after the other; the last may still go on."""
+        """Write the blocks that waited for the open block, one after the other; the last one may still be open."""
         out: list[Json] = []
         while self._waiting and self._current is None:
             key = next(iter(self._waiting))
@@ -539,7 +539,7 @@ class BlockWriter:
         return self.stop(event)
 
     def stop_word(self, candidate: ir.Candidate) -> str | None:
-        """Return the target's word for why a choice ended."""
+        """Return the stop reason of a choice in the target's spelling."""
         word: str | None = self.dialect.endings.write(candidate, self.ledger)
         return word
 
@@ -557,7 +557,7 @@ class BlockWriter:
 
     @property
     def is_cut(self) -> bool:
-        """True if the stream ended without a reason."""
+        """True if no choice has a stop reason and the stream reported no failure."""
         return (
             not self.sum.stops
             and self.sum.failure is None
@@ -581,7 +581,7 @@ class BlockWriter:
         return []
 
     def _lose_choice(self, choice: int) -> bool:
-        """Return whether this choice cannot be said; it is reported once."""
+        """Return whether the target cannot have this choice; report the loss once."""
         if choice == 0 or self.has_choices:
             return False
         if self.once(f"choice {choice}"):
@@ -589,7 +589,7 @@ class BlockWriter:
         return True
 
     def _lose_late(self) -> bool:
-        """Return whether the stream has ended, so that no block can begin any more; it is reported once."""
+        """Return whether the stream has ended, so that no block can begin any more; report the loss once."""
         if self.sum.has_ended and self.once("late"):
             self.ledger.drop("", "order", "it came after the end of the stream")
         return self.sum.has_ended
@@ -610,14 +610,14 @@ def _field(part: ir.Part) -> Any:
 
 
 def text_of(part: ir.Part) -> str:
-    """Return the text of a block as it is streamed: arguments as JSON, pieces that came twice once."""
+    """Return the text of a block as it is streamed; the arguments of a call as JSON."""
     if isinstance(part, ir.ToolUse):
         return arguments_text(part)
     return part.text if isinstance(part, ir.Text | ir.Refusal | ir.Thinking) else ""
 
 
 def whole_events(answer: ir.Answer) -> list[ir.StreamEvent]:
-    """Return a whole answer as the events of the stream that it should have been."""
+    """Return the events of a stream with this answer."""
     if answer.error is not None and not answer.candidates:
         return [ir.StreamFailed(answer.error), ir.StreamEnded()]
     out: list[ir.StreamEvent] = [ir.Began(id=answer.id, model=answer.model, created=answer.created)]

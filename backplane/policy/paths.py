@@ -1,7 +1,6 @@
 """Reads the paths and URLs that a tool's call touches from its input, and makes paths comparable.
 
-Text goes in, normalised places come out; whether they are allowed is `policy`'s affair. All
-of it is lexical: links are followed by whoever has the file system, before asking.
+It only works on text and reads no file: the caller resolves links first. `rules` decides what is allowed.
 """
 
 from __future__ import annotations
@@ -15,38 +14,38 @@ import msgspec
 from backplane.contract.canonical import Json
 
 PATH_BYTES_MAX: Final = 4096
-"""Longest path that is decided, of files and of URLs; Linux takes no longer one."""
+"""Maximum length of a path, of a file or a URL, as in Linux; a longer one is malformed, so that the call is denied."""
 
 PLACES_MAX: Final = 4096
-"""Most paths or targets of one tool call; a patch over more files is not decided but denied."""
+"""Maximum members of a tool's input, and paths and URLs in it; a call with more, such as a large patch, is denied."""
 
 _DEPTH_MAX: Final = 16
-"""Levels of a tool's input that are searched. Real inputs nest paths two deep."""
+"""Maximum nesting of a tool's input; deeper input is denied. Real inputs have paths at level two."""
 
 
 class ComparablePath(msgspec.Struct, frozen=True):
-    """A path made comparable."""
+    """A path in the form in which paths and globs are compared."""
 
     path: str
-    """Relative to the root, `.` for the root itself; outside of it absolute where that can be known."""
+    """Relative to the root, `.` for the root itself; absolute if it is outside and the root is known."""
     outside: bool
 
 
 def locate(path: str, root: str | None = None, cwd: str | None = None) -> ComparablePath | None:
-    """Fold a path to its shortest form and place it in or outside the root, without looking at any file.
+    """Normalise a path, and find whether it is inside the root, without reading any file.
 
     Args:
         path: relative to `cwd`, or absolute.
         root: the absolute folder of the workspace; without it every absolute path is outside.
-        cwd: where the agent stands, absolute or relative to the root; None is the root.
+        cwd: the agent's working folder, absolute or relative to the root; None is the root.
 
     Returns:
-        None for what names no file: empty, with a NUL, or longer than `PATH_BYTES_MAX`.
+        The path; None if it cannot name a file: it is empty, has a NUL, or is longer than `PATH_BYTES_MAX`.
     """
     if not path or "\0" in path or too_long(path):
         return None
     if path[0] == "~" and (path == "~" or "/" in path):
-        # Many tools expand it to a home folder; a workspace folder of that name is rarer than that.
+        # Many tools expand it to a home folder, and a folder named `~` in a workspace is rare.
         return ComparablePath(path, True)
     base = root if root is not None and root.startswith("/") else None
     full = path if path[0] == "/" else f"{cwd}/{path}" if cwd else path
@@ -73,7 +72,7 @@ def _below(parts: list[str], base: str | None) -> ComparablePath:
 
 
 def fold(path: str, *, absolute: bool) -> list[str]:
-    """The path's parts in their shortest form; of a relative one some `..` may be left in front."""
+    """Return a path's parts without `.` and `..`; a relative path may keep leading `..`."""
     parts: list[str] = []
     for part in path.split("/"):
         if part == ".." and parts and parts[-1] != "..":
@@ -86,14 +85,14 @@ def fold(path: str, *, absolute: bool) -> list[str]:
 
 
 def comparable_glob(pattern: str, root: str, *, outside: bool = True) -> str | None:
-    """Write a glob the way `locate` writes paths, so that it can match one.
+    """Convert a glob to the form of paths from `locate`, so that it can match one.
 
     Args:
-        root: the folder of the workspace; where it is not absolute, an absolute pattern is taken for one outside.
-        outside: whether paths outside of it are compared too, as absolute ones.
+        root: the folder of the workspace; if it is not absolute, an absolute pattern counts as outside.
+        outside: True if paths outside of the root are compared, too, as absolute ones.
 
     Returns:
-        The pattern as it came where it is written so already; None where nothing like it can match.
+        The converted glob; the same text if it has that form already; None if it can match no path.
     """
     if pattern in (".", "**/"):
         return pattern
@@ -109,19 +108,19 @@ def comparable_glob(pattern: str, root: str, *, outside: bool = True) -> str | N
 
 
 class ToolShape(msgspec.Struct, frozen=True):
-    """Use that a tool makes of the paths and URLs of its input."""
+    """The use that a tool makes of the paths and URLs of its input."""
 
     reads: bool = False
     writes: bool = False
     connects: bool = False
     names_place: bool = False
-    """A call that names none is not one that can be checked."""
+    """True if the input must contain a path or URL; a call without one is malformed."""
     patch: bool = False
-    """Paths also stand in the text of a patch."""
+    """True if a text of the input may be a patch, which contains paths."""
     free_text: bool = False
-    """URLs also stand in running text."""
+    """True if a text of the input may contain URLs between other words."""
     members: tuple[str, ...] = ()
-    """Members that hold paths though their names do not end like one."""
+    """Members with paths whose names do not have one of the usual endings, such as `path`."""
 
 
 TOOLS: Final[dict[str, ToolShape]] = {
@@ -137,12 +136,12 @@ TOOLS: Final[dict[str, ToolShape]] = {
     "web_fetch": ToolShape(connects=True, names_place=True, free_text=True),
     "web_search": ToolShape(connects=True),
 }
-"""Neutral tool names. What a command does to files or the network is not in its text: `bash` has no places."""
+"""Neutral tool name → shape. `bash` has none: the text of a command does not show which files or hosts it uses."""
 
 CHANGE_NOTHING: Final = frozenset(
     {"read_file", "read", "grep", "glob", "list_files", "ls", "web_fetch", "web_search", "ask_user"}
 )
-"""Tools that change no file; any other may."""
+"""Tools that change no file; every other tool may."""
 
 SPELLINGS: Final[dict[str, str]] = {
     "Read": "read_file",
@@ -156,7 +155,7 @@ SPELLINGS: Final[dict[str, str]] = {
     "WebFetch": "web_fetch",
     "WebSearch": "web_search",
 }
-"""The capability list's own examples; each is a second spelling of a neutral name."""
+"""Second spelling of a tool's name, as in the examples of the capability list → neutral name."""
 
 SECOND_SPELLINGS: Final[dict[str, str]] = {neutral: spelling for spelling, neutral in SPELLINGS.items()}
 
@@ -164,16 +163,16 @@ SHELLS: Final = frozenset({
     *("Shell", "shell", "local_shell", "run_shell_command", "run_command", "run_terminal_cmd", "run_in_terminal"),
     *("execute_command", "exec_command", "Terminal", "terminal"),
 })  # fmt: skip
-"""Names by which other agents call a tool that runs a command line: rules on `bash` judge them, too."""
+"""Names that other agents have for a tool that runs a command line: rules on `bash` apply to them, too."""
 
 
 class Touched(msgspec.Struct, frozen=True):
-    """Everything that one tool call names, as it was written."""
+    """The paths and URLs of one tool call, unchanged."""
 
     paths: tuple[str, ...] = ()
     urls: tuple[str, ...] = ()
     unreadable: str | None = None
-    """Why the input cannot be judged as a whole; None when it can."""
+    """Why the input cannot be read completely; None if it can."""
 
 
 _PATH_ENDINGS: Final = ("path", "paths", "file", "files", "filename", "filenames", "dir", "directory", "folder")
@@ -186,13 +185,13 @@ _PATCH_PATH: Final = re.compile(
     r"|(?:---|\+\+\+|(?:rename|copy) (?:from|to)) (?P<git>.+?)|diff --git (?P<twice>.+?))\s*$",
     re.MULTILINE,
 )
-"""Programs that read the first form pass over blanks before it."""
+"""The lines of a patch with a path. Programs that read the first form ignore blanks before it."""
 _ESCAPE: Final = re.compile(r"\\([0-7]{3}|.)")
 _ESCAPED: Final = {"a": "\a", "b": "\b", "t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}
 
 
 def touched(shape: ToolShape, value: Json) -> Touched:
-    """Collect the paths and URLs of a tool's input, wherever in it they stand."""
+    """Return the paths and URLs of a tool's input, at any level."""
     paths: list[str] = []
     urls: list[str] = []
     for count, (name, leaf) in enumerate(_leaves(value, "", 0)):
@@ -256,7 +255,7 @@ def below(root: str, input: Json) -> Json:
 
 
 def patch_paths(text: str) -> list[str]:
-    """Paths that a patch names, of the git form and of the `*** Update File:` form; `/dev/null` left out."""
+    """Return the paths of a patch in git's form or the `*** Update File:` form, without `/dev/null`."""
     found: dict[str, None] = {}
     for line in _PATCH_PATH.finditer(text):
         if line["plain"]:
@@ -268,25 +267,25 @@ def patch_paths(text: str) -> list[str]:
 
 
 def _one_of_two(names: str) -> str:
-    """The name of a file that has it before and after, as one without lines is named nowhere else; empty for two."""
+    """Return the name of a `diff --git` line with two equal names, an empty file's only mention; else an empty text."""
     old, new = names[: len(names) // 2], names[len(names) // 2 + 1 :]
     return new if old == new or old.lstrip('"')[1:] == new.lstrip('"')[1:] else ""
 
 
 def _git_names(path: str) -> Iterator[str]:
-    """Every file that a name in git's form may be of."""
+    """Yield every path that a name in git's form may mean, with and without a prefix such as `a/`."""
     quoted = path.split("\t")[0]
     name = quoted.strip('"')
     for spelled in (name, unescaped(name)) if quoted.startswith('"') else (name,):
         first, _, rest = spelled.partition("/")
         if first and rest:
-            yield rest  # Without its prefix, whatever that is.
+            yield rest  # Without its prefix, which can be any word.
         if spelled and not (rest and first in ("a", "b")):
             yield spelled
 
 
 def unescaped(name: str) -> str:
-    """Undo the quoting of git: bytes in octal, and C's escapes."""
+    """Return a name without git's escapes: bytes in octal, and those of C."""
 
     def plain(escape: re.Match[str]) -> str:
         code = escape[1]
@@ -295,7 +294,7 @@ def unescaped(name: str) -> str:
     spelled = _ESCAPE.sub(plain, name)
     try:
         return spelled.encode("latin-1").decode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # Written as it is, without octal bytes.
+    except UnicodeEncodeError:  # The name has letters beyond Latin-1, so it has no octal bytes.
         return spelled
 
 

@@ -1,8 +1,7 @@
 """Decides what an agent may do.
 
-A profile and an action go in; allow, deny or ask comes out, with the rule that decided.
-Nothing is enforced here and no file is looked at: callers follow links first, and say
-afterwards which layer held each rule.
+For a profile and an action it returns allow, deny or ask, with the rule that decided. It enforces nothing and reads no
+file: callers resolve links first, and report afterwards which layer enforced each rule.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ from backplane.policy.paths import (
 from backplane.policy.urls import NetworkRule, network_rule, network_rules, read_target
 
 POLICY_BYTES_MAX: Final = 1 << 20
-"""Largest policy file; a thousand times what people write."""
+"""Maximum size of a policy file, a thousand times the usual one; a larger file is `policy_invalid`."""
 
 TOOL_NAME_CHARS_MAX: Final = 256
-"""Longest tool name looked at; models take 64 to 128."""
+"""Maximum length of a tool name; models accept 64 to 128. A call with a longer one is denied as malformed."""
 
 AUDITED: Final[frozenset[type[Any]]] = frozenset({ToolCall, FileChanged, CommandExecuted})
 """Event types that `Policy.audit` can object to."""
 
 _KNOWN_TOOLS_MAX: Final = 256
-"""Tool names whose verdict is remembered; agents have some dozens of tools, so more is noise."""
+"""Maximum tool names in the cache of verdicts; agents have some dozens of tools."""
 
 _GIT: Final = ("**/.git/hooks/**", "**/.git/config")
 _KEYS: Final = (
@@ -62,18 +61,18 @@ PROFILES: Final[Mapping[str, PolicyProfile]] = MappingProxyType(
         "ci": PolicyProfile(disallowed_tools=("ask_user",), deny_read=_KEYS, deny_write=_GIT, deny_network=("*",)),
     }
 )
-"""The profiles that are shipped, which `contracts/examples/policy/` has as files. `default` leaves the agent's own
-repository usable; `ci` is `strict` where nobody is there to be asked."""
+"""The shipped profiles, which `contracts/examples/policy/` has as files. `default` leaves the agent's own repository
+usable; `ci` is `strict` for runs without a user to ask."""
 
 Allowed = Literal["allow", "deny", "ask"]
 Layer = Literal["os", "host", "vendor", "audit"]
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """The rule that decided: a list of the profile and its pattern.
+    """The rule that decided: the name of a profile's list, and its pattern.
 
-    Two rules are always there: `workspace` (no writing outside) and `malformed` (what cannot be
-    read cannot be judged). `pattern` is None for them, and where an allow list had no match.
+    Two rules are built in: `workspace` denies writing outside of it, and `malformed` denies a call whose input cannot
+    be read. `pattern` is None for them, and if no pattern of an allow list matched.
     """
 
     name: str
@@ -81,42 +80,42 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Ruling(msgspec.Struct, frozen=True):
-    """The answer to one action."""
+    """The decision on one action."""
 
     allowed: Allowed
     reason: str
-    """One line for people."""
+    """One line for the user."""
     rule: Rule | None = None
-    """None when nothing matched."""
+    """None if no rule matched."""
 
 
 _PATTERN: Final = re.compile(r"[^(]*[*?\[\]{}\\]")
-"""A glob for several tools; what has a glob in parentheses only is a rule on arguments, which no tool is called."""
+"""Matches a tool pattern with a glob in the tool's name; a glob only in parentheses is a rule on arguments."""
 _MEANT: Final = dict.fromkeys(("shell", "sh", "terminal", "exec", "command", "run_command", "cmd"), "bash")
-"""Common names of a tool that are not alike its name here."""
+"""Common tool names that have no similar known name → the known name to suggest."""
 
 _NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
 
 ALLOWED: Final = Ruling("allow", "no rule forbids it")
 _OUTSIDE: Final = Rule("workspace")
 MALFORMED: Final = Rule("malformed")
-"""The rule that a ruling names where a call cannot be read well enough to be judged."""
+"""The rule of a ruling that denies a call because it cannot be read well enough to decide."""
 _UNKNOWN_TOOL: Final = ToolShape()
 _COMMAND_NAMES: Final = ("bash", SECOND_SPELLINGS["bash"])
 
 
 class _KnownTool(msgspec.Struct, frozen=True):
-    """Facts about a tool by its names alone."""
+    """The facts about a tool that follow from its names alone."""
 
     names: tuple[str, ...]
     shape: ToolShape
     verdict: Ruling
     has_places: bool
-    """The input has to be looked at, too."""
+    """True if the decision also needs the paths and URLs of the input."""
 
 
 def tool_names(name: str, aliases: Mapping[str, str] = _NO_ALIASES) -> tuple[str, ...]:
-    """Every name a tool goes by: its own, the neutral one, and the neutral one's second spelling.
+    """Return all names of a tool: its own, the neutral one, and the neutral one's second spelling.
 
     Args:
         aliases: a dialect's table, vendor name → neutral name.
@@ -129,13 +128,13 @@ def tool_names(name: str, aliases: Mapping[str, str] = _NO_ALIASES) -> tuple[str
 
 
 def tool_shape(names: tuple[str, ...]) -> ToolShape:
-    """Return which places a tool of these names uses, from `TOOLS`; an empty shape for an unknown tool."""
-    # The neutral name comes after the vendor's own, which may mean something else in the table.
+    """Return the shape of a tool with these names, from `TOOLS`; an empty shape for an unknown tool."""
+    # Reversed, so that the neutral name comes first: the vendor's own may be another tool's name in the table.
     return next((TOOLS[name] for name in reversed(names) if name in TOOLS), _UNKNOWN_TOOL)
 
 
 class Policy:
-    """A profile made ready to decide. Build it with `compile_policy`."""
+    """Decides by one profile. Make it with `compile_policy`."""
 
     __slots__ = (
         "_connects", "_hosts_allowed", "_hosts_denied", "_reads_denied", "_tool", "_tools_allowed", "_tools_asked",
@@ -152,24 +151,24 @@ class Policy:
         self._hosts_allowed = _network(profile, "allow_network")
         self._hosts_denied = _network(profile, "deny_network")
         self._connects = bool(self._hosts_allowed or self._hosts_denied)
-        # A run asks about the same few tools again and again.
+        # A run has many calls of the same few tools.
         self._tool = functools.lru_cache(_KNOWN_TOOLS_MAX)(self._known_tool)
 
     def decide_read(self, path: str, root: str | None = None, cwd: str | None = None) -> Ruling:
         """Allow or deny to read a file or folder.
 
         Args:
-            root: absolute folder of the workspace, links followed. A path outside of it is judged as an absolute one,
-                by the same patterns.
-            cwd: where a relative path counts from; None is the root.
+            root: absolute folder of the workspace, links resolved. A path outside of it is matched as an absolute path
+                against the same patterns.
+            cwd: folder of relative paths; None is the root.
         """
         return self._listed(path, root, cwd, "deny_read", self._reads_denied, "reading")
 
     def decide_write(self, path: str, root: str | None = None, cwd: str | None = None) -> Ruling:
-        """Allow or deny to make, change or delete a file; outside the root that is always denied.
+        """Allow or deny to create, change or delete a file; outside the root that is always denied.
 
         Args:
-            root, cwd: as for `decide_read`.
+            root, cwd: as in `decide_read`.
         """
         place = locate(path, root, cwd)
         if place is not None and place.outside:
@@ -180,7 +179,7 @@ class Policy:
         """Allow or deny a connection.
 
         Args:
-            target: a URL or `host[:port]`; None when the tool chooses where it goes.
+            target: a URL or `host[:port]`; None if the tool chooses the target itself.
         """
         if not self._connects:
             return ALLOWED
@@ -213,19 +212,19 @@ class Policy:
         """Decide a tool call by all its names and by every path and URL in its input.
 
         Args:
-            name: as the vendor calls the tool.
+            name: the vendor's name of the tool.
             aliases: the dialect's table, vendor name → neutral name.
         """
-        # A longer name is malformed, whatever it ends in.
+        # The cut keeps one character too many, so that a longer name is still denied as malformed.
         known = self._tool(tool_names(name[: TOOL_NAME_CHARS_MAX + 1], aliases))
         if not known.has_places:
             return known.verdict
         return self._places(known, input, root, cwd)
 
     def audit(self, event: AgentEvent, *, root: str | None = None) -> Ruling | None:
-        """Return the ruling on an event seen after the fact; None if the policy does not object.
+        """Return the ruling on an event of a finished action; None if the policy does not object.
 
-        An `ask` comes back too: whether somebody had said yes is known to the caller alone.
+        It may be `ask`: only the caller knows whether the user had approved the action.
         """
         kind = type(event)
         if kind not in AUDITED:
@@ -239,7 +238,7 @@ class Policy:
         return None if decision.allowed == "allow" else decision
 
     def rules(self) -> Iterator[Rule]:
-        """Every rule in force, list by list in the profile's order, then the built-in one."""
+        """Yield every rule, list by list in the profile's order, then the built-in one."""
         for name in PolicyProfile.__struct_fields__:
             for pattern in getattr(self.profile, name):
                 yield Rule(name, pattern)
@@ -278,7 +277,7 @@ class Policy:
         if shape.writes:
             yield self.decide_write(path, root, cwd)
         elif unknown:
-            # Whether it reads or writes is not known, so the lists count both ways, the workspace's edge does not.
+            # It may read or write, so both lists apply; but a path outside the workspace is not denied for that alone.
             yield self._listed(path, root, cwd, "deny_write", self._writes_denied, "using")
 
     def _tool_verdict(self, names: tuple[str, ...]) -> Ruling:
@@ -320,36 +319,36 @@ class Policy:
 
 
 def compile_policy(profile: PolicyProfile) -> Policy:
-    """Make a profile ready to decide; the shipped `default` takes the place of one that says nothing at all.
+    """Return the policy of a profile; an empty profile is replaced by the shipped `default`.
 
     Raises:
-        PolicyError: `policy_invalid`, for a pattern that cannot be read or costs too much to match.
+        PolicyError: `policy_invalid`, a pattern is invalid or too expensive to match.
     """
     return Policy(with_defaults(profile))
 
 
 def with_defaults(profile: PolicyProfile) -> PolicyProfile:
-    """Return the shipped `default` profile in the place of one that says nothing at all; any other as it is."""
+    """Return the shipped `default` for an empty profile; return any other unchanged."""
     return PROFILES["default"] if profile == PolicyProfile() else profile
 
 
 def has_rules_of(profile: PolicyProfile, shipped: str) -> bool:
-    """Return True if a profile has every rule of a shipped one, whatever its own name is."""
+    """Return True if a profile has every rule of a shipped one."""
     names = PolicyProfile.__struct_fields__
     return all(set(getattr(PROFILES[shipped], name)).issubset(getattr(profile, name)) for name in names)
 
 
 def unknown_tools(profile: PolicyProfile) -> dict[str, str | None]:
-    """Return the tool names of a policy that are not known here, each with the known one it is most like."""
+    """Return the unknown tool names of a policy, each with the most similar known name; None if there is none."""
     return unknown_names(_named_tools(profile))
 
 
 def unknown_names(tools: Iterable[str]) -> dict[str, str | None]:
-    """Return those of these tool names that are not known here, each with the known one it is most like.
+    """Return the unknown ones of these tool names, each with the most similar known name; None if there is none.
 
-    Patterns and tools of MCP servers are passed over: what they will meet is not known before the run.
+    Patterns and tools of MCP servers are skipped: the tools that they will match are not known before the run.
     """
-    # What a shipped profile names is no slip, though only some agents have such a tool.
+    # A name in a shipped profile is no typing error, though only some agents have such a tool.
     known = (*TOOLS, *SPELLINGS, *(name for shipped in PROFILES.values() for name in _named_tools(shipped)))
     plain = {name for name in tools if not _PATTERN.match(name) and not name.startswith("mcp__")}
     meant = {name: name.partition("(")[0] for name in sorted(plain.difference(known))}
@@ -357,9 +356,9 @@ def unknown_names(tools: Iterable[str]) -> dict[str, str | None]:
 
 
 def unmatched_paths(profile: PolicyProfile, workspace: WorkspaceSpec) -> dict[str, str | None]:
-    """Return the globs on paths that are not written as paths are compared, each with what may be meant.
+    """Return the globs on paths that are not in the form of compared paths, each with the glob to suggest.
 
-    Such a rule matches nothing, or not the copy that the agent works in: it must not be taken for one that holds.
+    Such a rule matches nothing, or not the copy in which the agent works, so the user must not rely on it.
     """
     root = workspace.root
     found = {glob: comparable_glob(glob, root) for glob in (*profile.deny_read, *profile.deny_write)}
@@ -378,7 +377,7 @@ def _globs(profile: PolicyProfile, name: str) -> Globs | None:
 
 @functools.lru_cache(maxsize=64)
 def _compiled(patterns: tuple[str, ...]) -> Globs:
-    """One for all runs with these rules."""
+    """Compile globs once for all runs with the same rules."""
     return compile_globs(patterns)
 
 
@@ -407,23 +406,23 @@ _SHOWN_CHARS_MAX: Final = 120
 
 
 _UNTOLD: Final = re.compile(r"(?:^|(?<=//))[^/?#]*@|[?#].*", re.DOTALL)
-"""Parts of a target that no reason shows, as they decide nothing: credentials, query, fragment."""
+"""Parts of a target that are left out of reasons, as no rule uses them: credentials, query, fragment."""
 
 
 def _shown(text: str) -> str:
-    """A foreign text inside one line of ours: escaped, cut."""
+    """Return a text of the agent for a one-line message: quoted, escaped and cut."""
     return repr(text if len(text) <= _SHOWN_CHARS_MAX else text[:_SHOWN_CHARS_MAX] + "…")
 
 
 def parse_policy(data: bytes, source: str) -> PolicyProfile:
-    """Read a policy file: one JSON object of the profile's lists, each of them optional.
+    """Read a policy file: a JSON object with the profile's lists, each of them optional.
 
     Args:
-        source: where the bytes come from, for the message.
+        source: name of the file, for the error message.
 
     Raises:
-        PolicyError: `policy_invalid` with the JSON pointer: not strict JSON, a name twice, an unknown
-            name, a wrong type, or a pattern that cannot be used.
+        PolicyError: `policy_invalid` with the JSON pointer: no strict JSON, a duplicate or unknown name, a wrong type,
+            or an invalid pattern.
     """
     if len(data) > POLICY_BYTES_MAX:
         raise _invalid(source, "", f"over {POLICY_BYTES_MAX} bytes")

@@ -1,6 +1,6 @@
-"""The far ends of connections, and the patterns that name them: read from text and made comparable.
+"""Reads the targets of connections, and the patterns of network rules, into a form in which they can be compared.
 
-Whether they are allowed is `policy`'s affair. No name is looked up here.
+`rules` decides what is allowed. No name is looked up (no DNS).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from backplane.policy.globs import Globs, compile_globs
 from backplane.policy.paths import fold, too_long
 
 URL_CHARS_MAX: Final = 8192
-"""Longest target looked at, query included; the usual limit of servers."""
+"""Maximum length of a target, with its query, as in most servers; a longer one is malformed and denied."""
 
 _HOST_CHARS_MAX: Final = 253
-"""Longest name in the domain system (RFC 1035)."""
+"""Maximum length of a domain name (RFC 1035); a longer one is malformed."""
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The far end of a connection, made comparable. None is not said."""
+    """The target of a connection, in a form that can be compared. A field is None if the text does not have it."""
 
     host: str
-    """Lower case, no trailing dot, letters beyond ASCII as resolvers write them (`xn--`); IPv4 in four decimal parts,
-    IPv6 in brackets, this machine's own where none is."""
+    """Lower case, no trailing dot, letters beyond ASCII as in DNS (`xn--`); IPv4 in four decimal parts, IPv6 in
+    brackets, `0.0.0.0` and `[::]` as the loopback address."""
     scheme: str | None = None
     port: int | None = None
-    """The scheme's own port where none was written."""
+    """The scheme's default port if the text has none."""
     path: str | None = None
-    """Dot segments folded; query and fragment left out."""
+    """Without dot segments, query and fragment."""
 
 
 _TARGET: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*)://)?([^/?#]*)([^?#]*)")
@@ -43,16 +43,16 @@ _AUTHORITY: Final = re.compile(r"(\[[^\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
 _UNSAFE: Final = re.compile(r"[\x00-\x20\x7f\\]")
 _HOST: Final = re.compile(r"(?!\.)(?:(?!\.\.)[a-z0-9._-]|[^\x00-\x7f])+")
 _LEADS_TO: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-"""The address of no machine → where a connection to it ends."""
+"""Unspecified address → address to which a connection with it goes."""
 _ALSO_WRITTEN: Final = {leads_to: address for address, leads_to in _LEADS_TO.items()}
 _PORTS: Final = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21, "ssh": 22}
 
 
 def read_target(text: str) -> Target | None:
-    """Read a URL or `host[:port]`; None when two clients could disagree about where it leads.
+    """Read a URL or `host[:port]`; None if two clients could connect to different hosts for it.
 
-    Refused for that: percent signs in the host, more than one `@`, backslashes, blanks, control
-    characters, a scheme without `//`, a host that another Unicode form would change.
+    So these give None: percent signs in the host, more than one `@`, backslashes, blanks, control characters, a scheme
+    without `//`, a host that Unicode normalisation would change.
     """
     text = text.strip(" \t\r\n")
     match = _TARGET.match(text)
@@ -87,8 +87,8 @@ def _host(text: str) -> str | None:
 
 
 def _stable(host: str) -> bool:
-    # Full-width letters, soft hyphens and ideographic dots become another host on the way to the resolver; a sharp s
-    # and a final sigma do for some clients.
+    # Clients convert full-width letters, soft hyphens and ideographic dots before they resolve a name, some also a
+    # sharp s and a final sigma: the result is another host.
     letters = all(character.isascii() or unicodedata.category(character)[0] in "LMN" for character in host)
     return letters and unicodedata.normalize("NFKC", host) == host and not _READ_TWO_WAYS & set(host)
 
@@ -97,7 +97,7 @@ _READ_TWO_WAYS: Final = frozenset("\u00df\u03c2")
 
 
 def _resolved(host: str) -> str:
-    """A name as a resolver is asked for it."""
+    """Return a name as it is looked up in DNS."""
     if host.isascii():
         return host
     parts = host.split(".")
@@ -116,7 +116,7 @@ def _ipv6(text: str) -> str | None:
 
 
 def _ipv4(host: str) -> str | None:
-    """Octal, hexadecimal and short forms of an address, as the resolvers read them, in the usual form."""
+    """Return an IPv4 address in the usual form; octal, hexadecimal and short forms are read as resolvers read them."""
     values: list[int] = []
     for part in host.split("."):
         if not re.fullmatch(r"0x[0-9a-f]{0,16}|0[0-7]{0,16}|[1-9][0-9]{0,16}", part):
@@ -136,7 +136,7 @@ _HIDDEN_DOTS: Final = re.compile(r"(?:^|/|%2f|%5c)\.\.(?:$|/|%2f|%5c)", re.IGNOR
 
 
 def _url_path(path: str) -> str:
-    """Fold a URL's path; the empty string when dots hide behind encoded slashes."""
+    """Normalise a URL's path; return an empty text if it has dot segments between encoded slashes."""
     plain = _UNRESERVED_ESCAPE.sub(lambda found: chr(int(found[1], 16)), path)
     folded = "/" + "/".join(fold(plain, absolute=True))
     if _HIDDEN_DOTS.search(folded):
@@ -145,14 +145,14 @@ def _url_path(path: str) -> str:
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Addresses of one kind, as numbers; both ends belong to it."""
+    """A range of IPv4 or IPv6 addresses as integers, `first` and `last` included."""
 
     version: int
     first: int
     last: int
 
     def holds(self, host: str) -> bool:
-        """Return whether a target's host is one of these addresses; a name never is."""
+        """Return whether a target's host is one of these addresses; False for a name."""
         try:
             address = ip_address(host.removeprefix("[").removesuffix("]"))
         except ValueError:
@@ -161,11 +161,11 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class NetworkRule(msgspec.Struct, frozen=True):
-    """One pattern of a network list; None means any."""
+    """One pattern of a network list; a field that is None matches anything."""
 
     pattern: str
     hosts: Globs | Range | str
-    """A host as a target has it, a glob whose `*` crosses dots, or addresses."""
+    """A host in the form of `Target.host`, a glob whose `*` also matches dots, or a range of addresses."""
     schemes: Globs | None = None
     port: int | None = None
     paths: Globs | None = None
@@ -175,7 +175,7 @@ class NetworkRule(msgspec.Struct, frozen=True):
         return self.pattern in ("*", "**")
 
     def matches(self, target: Target, *, unsaid: bool) -> bool:
-        """Return whether the target falls under the rule; `unsaid` decides if the target leaves a part open."""
+        """Return whether the rule matches a target; `unsaid` is the result for a part that the target does not have."""
         if isinstance(self.hosts, str):
             here = target.host == self.hosts
         else:
@@ -190,10 +190,10 @@ class NetworkRule(msgspec.Struct, frozen=True):
 
 
 def network_rules(patterns: Sequence[str]) -> tuple[NetworkRule, ...]:
-    """Read a whole list, and bound what one look through all of it can cost.
+    """Read a list of patterns, and limit the cost of matching all of them.
 
     Raises:
-        PolicyError: `policy_invalid`.
+        PolicyError: `policy_invalid`, a pattern is invalid, or the list too expensive to match.
     """
     rules = tuple(network_rule(pattern) for pattern in patterns)
     compile_globs([pattern for rule in rules if isinstance(rule.hosts, Globs) for pattern in rule.hosts.patterns])
@@ -209,7 +209,7 @@ _RANGE: Final = re.compile(r"(?:[0-9.]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*|\[[0-9A-Fa
 
 
 def _range(pattern: str) -> Range | None:
-    """Read addresses that begin alike, `10.0.0.0/8` or `fd00::/8`; None for another pattern.
+    """Read a range of addresses, `10.0.0.0/8` or `fd00::/8`; None for another pattern.
 
     Raises:
         PolicyError: `policy_invalid`.
@@ -244,8 +244,9 @@ _RULE: Final = re.compile(r"(?:([A-Za-z*][A-Za-z0-9+.*-]*)://)?(\[[0-9A-Fa-f:.]+
 
 
 def network_rule(pattern: str) -> NetworkRule:
-    """Read a host glob, `host:port`, `[::1]:port`, a range such as `10.0.0.0/8`, or URL pattern; a URL without a path
-    means the whole host.
+    """Read a host glob, `host:port`, `[::1]:port`, a range such as `10.0.0.0/8`, or a URL pattern.
+
+    A URL without a path matches all paths of the host.
 
     Raises:
         PolicyError: `policy_invalid`.
