@@ -88,6 +88,8 @@ class ExchangeReport(msgspec.Struct, kw_only=True):
     cost: int | None = None
     """Cost in millionths of a dollar, if it is known otherwise than by tokens."""
     tried: tuple[str, ...] = ()
+    lost: int = 0
+    """Attempts before the last one that a service may bill, though their answers failed."""
     tokens: TokenCounts | None = None
     losses: tuple[Loss, ...] = ()
     failure: str | None = None
@@ -144,6 +146,7 @@ class Exchange:
                         raise UpstreamError(error.failure, error.hint) from error
                     raise
                 self.report.tried += (f"{target.backend}: {error.failure.code}",)
+                self.report.lost += error.failure.may_cost
 
     async def _ask(self, target: ModelTarget, reply: ReplySink) -> None:
         """Ask one service; leave out what it refuses if we had added it, or if it is a rung of its ladder."""

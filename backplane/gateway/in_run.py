@@ -94,6 +94,8 @@ class RunGateway:
         counts = report.tokens if is_whole else None
         sent, made = len(work.body) + HIDDEN_TOKENS, asked_tokens(work.document)
         self._use.took(report.target.model, counts, report.target.price, sent, made)
+        for _ in range(report.lost):
+            self._use.took(report.target.model, None, report.target.price, sent, made)
 
     def _add(self, loss: Loss) -> None:
         tally(self._use.lost, f"{loss.code} {loss.kind}: {loss.reason}"[:NAME_CHARS_MAX], LOSSES_MAX)

@@ -123,7 +123,7 @@ class _Entry:
             cost = 0
         charged = 0
         if self._user.budget is not None:
-            charged = self._reserved if cost is None else cost
+            charged = (self._reserved if cost is None else cost) + self._reserved * report.lost
         self._user.settle(self._reserved, charged)
         tokens = None
         if report.tokens is not None:

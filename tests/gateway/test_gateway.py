@@ -13,6 +13,7 @@ import pytest
 from backplane.cli import main
 from backplane.config import GatewayClientSettings
 from backplane.gateway.clients import digest
+from backplane.gateway.journal import ExchangeBegin
 from backplane.testing import PROTOCOLS, Call, Failure, Fault, ModelServer, ProtocolName, ScriptUsage, Turn
 from tests.gateway.ground import KEY, Gate, all_of, backend, gateway
 from tests.scripted import events, question
@@ -297,6 +298,18 @@ def test_a_budget_holds_to_the_cent_and_over_a_restart(tmp_path: Path) -> None:
         assert statuses == [200, 200, 403, 403]
         assert len(server.requests) == 2
         assert sum(end.charged for end in gate.ends) == 4000
+
+
+def test_an_answer_that_failed_before_another_service_answered_is_charged_too() -> None:
+    failing = Turn(fault=Fault(failure=Failure(code="overloaded_error", message="busy")))
+    usage = ScriptUsage(input=1000, output=500)
+    with ModelServer(failing) as down, ModelServer(Turn(text="here", usage=usage)) as up:
+        services = {name: backend(server, MESSAGES, prices=PRICES) for name, server in (("a", down), ("b", up))}
+        with gateway(services, {"m": ["a", "b"]}, key=None, clients=client(budget_usd=1)) as gate:
+            assert said(gate, MESSAGES, stream=True, max_tokens=100)[0] == 200
+            (end,) = gate.ends
+            (begin,) = [line for line in gate.lines if isinstance(line, ExchangeBegin)]
+    assert (end.cost, end.charged) == (2000, 2000 + begin.reserved)
 
 
 def test_a_free_model_still_answers_when_the_budget_is_spent() -> None:
