@@ -1,7 +1,7 @@
-"""Vendors' JSON, read into the neutral form and written from it: requests, responses, streams.
+"""Reads vendors' JSON (requests, responses, streams) into the neutral form, and writes it from there.
 
-`DIALECTS` is the table; each file in it ends with its dialect, one value. There is no translation from one vendor to
-another, only through `ir`. Nothing here does I/O.
+`DIALECTS` is the table; each file in it ends with its `Dialect`. Vendors are translated to each other only through
+`ir`. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DIALECTS: Final[dict[str, str]] = {
     "kimi": "backplane.dialects.kimi",
     "copilot": "backplane.dialects.copilot",
 }
-"""Dialect → its module, loaded on first use. A seventh is one more row and one more file."""
+"""Dialect → its module, loaded on first use. A new dialect is one more row and one more file."""
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -70,13 +70,13 @@ def dialect(name: str) -> Any:
 
 
 GROUP: Final = "backplane.dialects"
-"""Entry points of dialects that other wheels bring; each is a value like those of `DIALECTS`."""
+"""Group of the entry points of dialects in other wheels; each entry point is a `Dialect`."""
 
 
 @cache
 def entries() -> tuple[EntryPoint, ...]:
-    """Find the dialects of other wheels, once: every look at what is installed takes 14 ms."""
-    from importlib.metadata import entry_points  # With it comes the reader of mail; no shipped dialect needs it.
+    """Return the dialects of other wheels; cached, because a search of the installed wheels takes 14 ms."""
+    from importlib.metadata import entry_points  # Slow: it imports `email`. No shipped dialect needs it.
 
     return tuple(entry_points(group=GROUP))
 
@@ -106,11 +106,11 @@ def translate(
     """Translate one request or response.
 
     Args:
-        policy: `warn` returns the losses, `allow` looks for none, `fail` raises when there are material ones.
+        policy: `warn` returns the losses, `allow` does not search for any, `fail` raises if there are material ones.
 
     Raises:
         TranslationError: `dialect_unknown`; `dialect_mapping_failed`, the document is not of the source's dialect;
-            `mapping_unsupported_capability` or `ir_invalid`, its meaning would break; `mapping_lossy_conversion`
+            `mapping_unsupported_capability` or `ir_invalid`, its meaning would change; `mapping_lossy_conversion`
             by the policy.
     """
     reader, writer = dialect(source), dialect(target)
@@ -134,13 +134,13 @@ def translate(
 def unnamed_losses(
     document: Json, written: Json, reader: Any, writer: Any, named: Sequence[Loss], kind: Kind = "request"
 ) -> Iterator[Loss]:
-    """Yield a loss for each place that does not come back equal from the target, unless one names it."""
+    """Yield a loss for each value that is not equal after translation back from the target, unless `named` has it."""
     if kind == "request":
         back = reader.from_ir(writer.to_ir(written).value).value
     else:
         back = reader.response_from_ir(writer.response_to_ir(written).value).value
     paths = {loss.path for loss in named}
-    # An addition does not say that something else at its place is missing.
+    # A loss for an added value does not cover a value that is missing at the same path.
     missing = {loss.path for loss in named if loss.kind != "synthesised"}
     for place, how in differences(reader.normal(document), reader.normal(back)):
         at = reader.spelled_at(place, document)
@@ -158,10 +158,10 @@ def ordered(losses: Iterable[Loss]) -> tuple[Loss, ...]:
 
 
 def check_losses(losses: Sequence[Loss], policy: LossPolicy) -> None:
-    """Hold losses against a policy.
+    """Raise an error if a policy does not allow losses.
 
     Raises:
-        TranslationError: `mapping_lossy_conversion`, the policy is `fail` and something material was lost.
+        TranslationError: `mapping_lossy_conversion`, the policy is `fail` and a loss is material.
     """
     material = [loss for loss in losses if loss.is_material]
     if policy == "fail" and material:
@@ -175,11 +175,11 @@ def check_losses(losses: Sequence[Loss], policy: LossPolicy) -> None:
 
 
 class StreamTranslation:
-    """One stream from one vendor's chunks into another's, chunk by chunk; its own chunks are given back as they are.
+    """Translates one stream chunk by chunk; if source and target are equal, chunks are returned unchanged.
 
     Args:
-        source: dialect of the chunks that come.
-        target: dialect of the chunks that are wanted.
+        source: dialect of the chunks to translate.
+        target: dialect of the translated chunks.
 
     Raises:
         TranslationError: `dialect_unknown`.
@@ -195,7 +195,7 @@ class StreamTranslation:
         self._at_end: tuple[Loss, ...] | None = None
 
     def feed(self, chunk: Json) -> list[Json]:
-        """Return the chunks that say what this one said; often one, sometimes none."""
+        """Translate a chunk; return the target's chunks, often one, sometimes none."""
         found = self.reader.read(chunk)
         if found:
             self._began = self._began or any(type(event) is not Kept for event in found)
@@ -210,10 +210,10 @@ class StreamTranslation:
         return out
 
     def finish(self, *, done: bool = False) -> list[Json]:
-        """Return what the end of the stream adds; call it once. An empty stream is a failure.
+        """Return the chunks of the stream's end; call it once. An empty stream is a failure.
 
         Args:
-            done: the stream ended with the word `[DONE]` (`framing.Detecting.is_done`), so that it was not cut.
+            done: True if the stream ended with `[DONE]` (`framing.Detecting.is_done`), so that it was not cut.
         """
         noted = len(self.reader.losses)
         rest = self.reader.finish(done=done)
@@ -234,7 +234,7 @@ class StreamTranslation:
         return bool(self.writer.ledger.is_home)
 
     def _name(self, chunk: Json) -> None:
-        """Keep the new losses, each once, with the chunk that said it."""
+        """Store the new losses, each once, with the chunk that caused it."""
         for loss in (*self.reader.losses, *self.writer.ledger.losses):
             key = (loss.code, loss.reason, "" if loss.path[1:].isdecimal() else loss.path)
             if key not in self._losses:
@@ -248,20 +248,20 @@ class StreamTranslation:
 
     @property
     def losses(self) -> tuple[Loss, ...]:
-        """The losses so far, each with its first chunk; once the stream is finished, those of its whole answer, too."""
+        """The losses so far, each with its first chunk; after the end of the stream also those of the whole answer."""
         if self._at_end is None and self.is_finished:
             self._at_end = tuple(self._compared())
         return (*self._losses.values(), *(self._at_end or ()))
 
     def _compared(self) -> Iterator[Loss]:
-        """Yield the losses of the answer that the chunks add up to, unless a chunk's loss names them."""
+        """Yield the losses of the answer that the chunks form, unless a chunk already has the loss."""
         source, target = self.writer.ledger.source, self.writer.ledger.target
         if self._is_home or self.writer.sum.failure is not None or not self.writer.sum.stops:
             return
         try:
             document = dialect(source).response_from_ir(self.writer.sum.answer()).value
             losses = translate(document, source, target, "response").losses
-        except TranslationError:  # What a broken stream adds up to may be no answer.
+        except TranslationError:  # The chunks of a faulty stream may form no valid answer.
             return
         said = {(loss.code, loss.reason) for loss in self._losses.values()}
         paths = {loss.path for loss in self._losses.values()}
@@ -269,10 +269,10 @@ class StreamTranslation:
 
 
 def sum_stream(chunks: Iterable[Json], source: str, *, done: bool = False) -> Translated[Answer]:
-    """Add a vendor's chunks up to its answer; `response_from_ir` writes it as the vendor's response.
+    """Return the answer that a vendor's chunks form; `response_from_ir` writes it as the vendor's response.
 
     Args:
-        done: the stream ended with the word `[DONE]`.
+        done: True if the stream ended with `[DONE]`.
 
     Raises:
         TranslationError: `dialect_unknown`.
@@ -285,19 +285,19 @@ def sum_stream(chunks: Iterable[Json], source: str, *, done: bool = False) -> Tr
 
 
 def read_stream(data: bytes, source: str) -> list[Json]:
-    """Cut a whole stream into its chunks, whatever framing it came in."""
+    """Return the chunks of a whole stream; its framing is detected."""
     reader = framing.Detecting(is_named=source == "copilot")
     return [*reader.feed(data), *reader.finish()]
 
 
 def unread(events: int, source: str, target: str) -> Loss:
-    """The loss of a stream's events that are no JSON, which its framing has passed over and counted."""
+    """Return the loss for a stream's events that are no JSON, which its framing skipped and counted."""
     reason = f"{events} of the stream's events could not be read as JSON"
     return Loss(path="", dialect=source, target=target, kind="dropped", code="fallback", reason=reason)
 
 
 def loss_event(loss: Loss, now: str) -> AgentEvent:
-    """Say a loss as an agent event, so that it lands in the receipt."""
+    """Return a loss as an agent event, so that the receipt has it."""
     fields = ((name, getattr(loss, name)) for name in loss.__struct_fields__)
     body: dict[str, Json] = {name: value for name, value in fields if value is not None}
     return events.carry("loss", body, ts=now, message=f"{loss.kind} {loss.path or '/'}: {loss.reason}")

@@ -1,6 +1,6 @@
 """Convert answers and streams to the contract's agent events, and orders to conversations.
 
-Times come in as an argument; nothing here looks at a clock.
+The time of the events is an argument; no clock is read.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from backplane.dialects.streams import Accumulator, BlockReader
 from backplane.errors import ConfigError
 
 EPOCH: Final = "1970-01-01T00:00:00Z"
-"""The time of an event when the caller gives none; a host stamps its own."""
+"""Time of an event if the caller gives none; a host sets its own."""
 
 
 class State:
-    """One stream on its way to agent events.
+    """The state of the translation of one stream to agent events.
 
     Args:
-        now: the time that events get; may be set anew before every chunk.
+        now: time of the events; may be changed before each chunk.
     """
 
     def __init__(self, dialect: str, reader: BlockReader, now: str = EPOCH) -> None:
@@ -34,12 +34,12 @@ class State:
 
 
 def end_events(state: State) -> list[AgentEvent]:
-    """Say that the stream has ended; what was still open is given out."""
+    """Return the events of the stream's end; open blocks end, too."""
     return say(state.reader.finish(), state)
 
 
 def say(found: list[ir.StreamEvent], state: State) -> list[AgentEvent]:
-    """Say what was read of a stream as agent events; calls come whole, when their arguments have ended."""
+    """Convert stream events to agent events; a call becomes one event when its arguments are complete."""
     out: list[AgentEvent] = []
     for event in found:
         state.sum.add(event)
@@ -100,7 +100,7 @@ def _call(part: ir.ToolUse, now: str) -> AgentEvent:
 
 
 def usage_event(usage: ir.TokenCounts, now: str) -> AgentEvent:
-    """Say token counters by the contract's names; the rule is that of `ir.TokenCounts`."""
+    """Return a usage event with the contract's names of the counters; they follow the rule of `ir.TokenCounts`."""
     pairs = (
         ("input_tokens", usage.input), ("output_tokens", usage.output), ("cache_read_tokens", usage.cache_read),
         ("cache_write_tokens", usage.cache_write), ("reasoning_tokens", usage.reasoning),
@@ -111,7 +111,7 @@ def usage_event(usage: ir.TokenCounts, now: str) -> AgentEvent:
 
 
 def answer_events(answer: ir.Answer, now: str = EPOCH) -> list[AgentEvent]:
-    """Say a whole answer as events: its blocks in order, then tokens and the end of the turn."""
+    """Convert a whole answer to events: its blocks in order, then its token counts, then the end of the turn."""
     if answer.error is not None and not answer.candidates:
         return [events.Failed(ts=now, message=answer.error, error_code="backend_unavailable")]
     out: list[AgentEvent] = []
@@ -147,7 +147,7 @@ def order_conversation(
 
     Args:
         config: `model`, `system`, `tools` (a list of name, description, schema) and any of `ir.OPTIONS`;
-            what it does not say comes from the order, then from `defaults`.
+            missing settings come from the order, then from `defaults`.
 
     Raises:
         ConfigError: `config_invalid`, an unknown key.
@@ -168,7 +168,7 @@ def order_conversation(
 
 
 def order_text(order: WorkOrder) -> str:
-    """Say the task with the context that came with it."""
+    """Return the task and the order's context as one text."""
     blocks = [order.task]
     blocks += [f"{snippet.name}:\n{snippet.content}" for snippet in order.context.snippets]
     if order.context.files:

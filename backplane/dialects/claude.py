@@ -1,7 +1,7 @@
 """Anthropic's Messages, as its reference describes it (docs.anthropic.com, read November 2026).
 
-Messages hold typed blocks; the system text stands outside, results stand in the user's messages. Streams are blocks one
-after the other, each with its start and its end.
+Messages have typed blocks; the system text is outside of them, results are in the user's messages. A stream has one
+block after the other, each with a start and an end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TOOL_NAMES: Final[dict[str, str]] = {
     "NotebookEdit": "edit_file", "LS": "list_files", "Bash": "bash", "Glob": "glob", "Grep": "grep",
     "WebSearch": "web_search", "WebFetch": "web_fetch",
 }  # fmt: skip
-"""The names that the vendor's agent gives its tools → neutral names."""
+"""Tool names of the vendor's agent → neutral names."""
 
 CAPABILITIES: Final = Manifest({
     "streaming": NATIVE,
@@ -69,7 +69,7 @@ STOPS: Final[dict[str, ir.Stop]] = {
 STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     "end": "end_turn", "max_tokens": "max_tokens", "stop_sequence": "stop_sequence", "tool_use": "tool_use",
     "pause": "pause_turn", "refusal": "refusal", "content_filter": "refusal",
-    # Never `end_turn`: the answer may not be whole.
+    # Never `end_turn`: the answer may be incomplete.
     None: "max_tokens", "error": "refusal", "cancelled": "max_tokens", "other": "max_tokens",
 }  # fmt: skip
 
@@ -82,11 +82,11 @@ LIMITS: Final = ServerLimits(
 """docs.anthropic.com, messages: patterns of ids and names, texts must not be empty; read 2026-11."""
 
 MAX_TOKENS_MADE: Final = 4096
-"""The limit that a request must have and the source did not say; every model allows as much."""
+"""Token limit to write if the source has none, because the server requires one; every model allows this much."""
 THINKING_TOKENS_MIN: Final = 1024
-"""Least budget for thinking, which must also be below the limit of the answer (docs.anthropic.com, 2026-11)."""
+"""Minimum tokens of a thinking budget, which must also be below the answer's limit (docs.anthropic.com, 2026-11)."""
 TOP_P_MIN: Final = 0.95
-"""Least `top_p` beside thinking; temperature and `top_k` are refused beside it (docs.anthropic.com, 2026-11)."""
+"""Minimum `top_p` with thinking, with which temperature and `top_k` are refused (docs.anthropic.com, 2026-11)."""
 
 EFFORTS: Final = frozenset({"low", "medium", "high", "xhigh", "max"})
 CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
@@ -94,17 +94,17 @@ IMAGE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/w
 SOURCES: Final[dict[str, tuple[str, str]]] = {
     "base64": ("data", "data"), "url": ("url", "url"), "file": ("file_id", "file_id"), "text": ("data", "text"),
 }  # fmt: skip
-"""Kind of a source → its member and the portable field."""
+"""Kind of a source → its member, and the field of `ir.Media`."""
 
 
 SAME: Final[dict[str, tuple[type[Any], ...]]] = {
     "max_tokens": (int,), "temperature": NUMBER, "top_p": NUMBER, "top_k": (int,), "stop_sequences": (list,),
     "stream": (bool,), "service_tier": (str,),
 }  # fmt: skip
-"""Options with the same value on both sides → types of the value."""
+"""Options with the same value in the neutral form → types of the value."""
 NAMES: Final = {"stop_sequences": "stop"}
 BOUNDS: Final[dict[str, tuple[Any, Any]]] = {"max_tokens": (1, None), "temperature": (0, 1), "top_k": (0, None)}
-"""Member → least and most that the server takes."""
+"""Member → least and greatest value that the server accepts."""
 KNOWN: Final = {"service_tier": frozenset({"auto", "standard_only"})}
 ROLES: Final[dict[str, ir.Role]] = {"user": "user", "assistant": "assistant", "system": "system"}
 BUDGETS: Final = {"disabled": 0, "adaptive": -1}
@@ -116,7 +116,7 @@ ERROR_HEAD: Final[dict[str, Json]] = {"type": "error"}
 
 
 def read_block(value: Json, at: str) -> ir.Part:
-    """Read a block; one of an unknown kind, or without what it must have, stays native."""
+    """Read a block; a block of an unknown kind or without a required member stays native."""
     kind = kind_of(value)
     if type(value) is not dict or kind is None:
         return ir.Opaque(dialect=NAME, label=str(kind), payload=value, at=at)
@@ -167,19 +167,19 @@ def _read_citations(rest: dict[str, Any], at: str) -> tuple[ir.Citation, ...]:
 
 
 def read_citation(value: dict[str, Any], at: str) -> ir.Citation:
-    """Read a citation; its span counts in the document cited, so it stays native."""
+    """Read a citation; its span is one in the cited document, not in the text, so it stays native."""
     rest = value.copy()
     kind, url, title, quote = (pop(rest, name) for name in ("type", "url", "title", "cited_text"))
     return ir.Citation(kind=kind or "", url=url, title=title, quote=quote, at=at, ext=ext_of(NAME, rest))
 
 
 def _read_source(kind: str, rest: dict[str, Any]) -> dict[str, Any] | None:
-    """Take where a picture or document comes from; None if it is not one of the known sources."""
+    """Remove and return the source of an image or document as fields; None if its kind is unknown."""
     source = pop_inner(rest, "source")
     blocks = rest.get("content") if kind == "search_result" else source.get("content")
     form = pop(source, "type")
     if (form == "content" or kind == "search_result") and (text := _joined_texts(blocks)) is not None:
-        return {"text": text, "media_type": "text/plain"}  # The blocks stay native, to be written again.
+        return {"text": text, "media_type": "text/plain"}  # The blocks stay native, so that they can be written again.
     if kind != "search_result" and form in SOURCES and type(source.get(SOURCES[form][0])) is str:
         member, field = SOURCES[form]
         found = {field: source.pop(member), "media_type": pop(source, "media_type")}
@@ -190,7 +190,7 @@ def _read_source(kind: str, rest: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _joined_texts(blocks: Json) -> str | None:
-    """Return the text of a list that holds blocks of bare text and nothing else."""
+    """Return the text of a list of text blocks; None if it is empty or has other blocks or members."""
     if type(blocks) is not list or not blocks or not all(
         kind_of(one) == "text" and one.keys() == {"type", "text"} and type(one["text"]) is str for one in blocks
     ):  # fmt: skip
@@ -202,7 +202,7 @@ def _joined_texts(blocks: Json) -> str | None:
 
 
 def write_block(part: ir.Part, notes: LossLedger) -> Json:
-    """Write a block; None, with a note, where this vendor has none like it."""
+    """Write a block; if the vendor has no such block, note a loss and return None."""
     home = notes.is_home
     out: dict[str, Any]
     match part:
@@ -240,7 +240,7 @@ def write_block(part: ir.Part, notes: LossLedger) -> Json:
 
 
 def _is_in_blocks(part: ir.Media) -> bool:
-    """Return whether a document's text is still that of the native blocks that it was read from."""
+    """Return whether a document's text is still the text of the native blocks from which it was read."""
     own = part.ext.get(NAME, {})
     source = own.get("source")
     blocks = own.get("content", source.get("content") if type(source) is dict else None)
@@ -257,7 +257,7 @@ def _write_citation(one: ir.Citation, home: bool) -> Json:
 
 
 def _write_source(part: ir.Media, notes: LossLedger) -> Json:
-    """Write where a picture or document comes from; None where this vendor takes nothing of the kind."""
+    """Write the source of an image or document; None if the vendor does not accept it."""
     form = next((form for form, (_, field) in SOURCES.items() if getattr(part, field) is not None), "")
     media_type = part.media_type
     if not form or part.kind not in ("image", "document") or (form == "text" and part.kind == "image"):
@@ -274,7 +274,7 @@ def _write_source(part: ir.Media, notes: LossLedger) -> Json:
 
 
 def write_said(parts: tuple[ir.Part, ...], flat: bool | None, notes: LossLedger) -> Json:
-    """Write a content: one text where that says the same, else a list of blocks."""
+    """Write a content: one text if it is a single text block, else a list of blocks."""
     return write_content(parts, flat, partial(write_block, notes=notes), NAME)
 
 
@@ -303,7 +303,7 @@ def _read_message(value: Json, at: str) -> ir.Message:
 
 
 def read_tool(value: Json, at: str) -> ir.ToolSpec:
-    """Read a tool definition; any other than a function is run by the vendor."""
+    """Read a tool definition; a tool that is no function is run by the vendor."""
     rest = value.copy() if type(value) is dict else {}
     name = pop(rest, "name")
     kind = rest.get("type")
@@ -438,7 +438,7 @@ def _write_thinking(left: dict[str, Any], out: dict[str, Any], notes: LossLedger
 
 def _write_format(form: Any, out: dict[str, Any], notes: LossLedger) -> None:
     if form is None or form["type"] == "text":
-        return  # what is given anyway
+        return  # text is the default
     if form["type"] == "schema" and type(form.get("schema")) is dict:
         asked = {"format": {"type": "json_schema", "schema": form["schema"]}}
         out["output_config"] = {**out.get("output_config", {}), **asked}
@@ -447,7 +447,7 @@ def _write_format(form: Any, out: dict[str, Any], notes: LossLedger) -> None:
 
 
 def _fit_thinking(out: dict[str, Any], conversation: ir.Conversation, notes: LossLedger) -> None:
-    """Leave out what the server refuses beside thinking."""
+    """Change or remove options that the server refuses together with thinking."""
     thinking: Any = out.get("thinking")
     if kind_of(thinking) not in ("enabled", "adaptive") or "reasoning_budget" not in conversation.options:
         return
@@ -545,7 +545,7 @@ class StreamReader(BlockReader):
         }  # fmt: skip
 
     def other(self, chunk: Json) -> list[ir.StreamEvent]:
-        """Read a failure; pings and events of a later version are kept."""
+        """Read a failure; keep pings and events of a later version as they are."""
         kind = kind_of(chunk)
         if kind == "error" or (type(chunk) is dict and "error" in chunk):
             return [failure(chunk.get("error"), chunk, "type")]
@@ -565,7 +565,7 @@ class StreamReader(BlockReader):
             rest.pop(key, None)
         out: list[ir.StreamEvent] = [ir.Began(id=answer_id, model=model, at="/message", ext=ext_of(NAME, rest))]
         out += self._count(message.get("usage"))
-        # The continuation of a program's tool calls begins with the blocks that were made before.
+        # If a program called tools, the continued answer begins with the blocks from before.
         content = message.get("content")
         for index, block in enumerate(content if type(content) is list else ()):
             out += [*self._start({"index": index, "content_block": block}), *self._stop(index)]
@@ -574,7 +574,7 @@ class StreamReader(BlockReader):
     def _count(self, usage: Json) -> list[ir.StreamEvent]:
         if type(usage) is not dict:
             return []
-        # What a later event leaves out or gives as null was said before.
+        # A counter that is missing or null in a later event keeps its value.
         self.usage.update({key: value for key, value in usage.items() if value is not None or key not in self.usage})
         return self.count(self.usage, "/usage")
 
@@ -587,7 +587,7 @@ class StreamReader(BlockReader):
             part = msgspec.structs.replace(part, text="")
         elif isinstance(part, ir.Thinking) and part.signature == "":
             part = msgspec.structs.replace(part, signature=None)
-        # A gateway may count every block as the first.
+        # Some gateways send index 0 for every block, so an open block with this index ends.
         return [*self._stop(index), *self.begin(index, part)]
 
     def _delta(self, chunk: Json) -> list[ir.StreamEvent]:
@@ -598,7 +598,7 @@ class StreamReader(BlockReader):
         out: list[ir.StreamEvent] = []
         if kind in DELTAS:
             member = DELTAS[kind]
-            if index not in self.open:  # a gateway that leaves out starts
+            if index not in self.open:  # some gateways omit the start of a block
                 out = self._start({"index": index, "content_block": {"type": member, member: ""}})
             out.append(self.more(index, _text(delta, member)))
         elif index not in self.open:
@@ -620,7 +620,7 @@ class StreamReader(BlockReader):
             return []
         block, part = self.open.get(index), None
         if block is not None and block.texts and isinstance(block.part, ir.ServerTool):
-            # The input of the vendor's own tools is part of their native block.
+            # For tools that the vendor runs, the input is part of the native block.
             text = "".join(block.texts)
             value = parse_json(text)
             native = {**block.part.payload, "input": text if value is None else value}
@@ -647,7 +647,7 @@ def _text(delta: dict[str, Any], key: str) -> str:
 
 
 class StreamWriter(BlockWriter):
-    """Templates of the chunks."""
+    """Writes the vendor's chunks."""
 
     is_serial = True
     has_refusals = False

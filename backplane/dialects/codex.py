@@ -1,8 +1,8 @@
-"""OpenAI's Responses, which its agent Codex speaks (platform.openai.com, read November 2026).
+"""OpenAI's Responses, which its agent Codex uses (platform.openai.com, read November 2026).
 
-A request and an answer are lists of items: messages, calls, results, reasoning. The assistant's items in a row are one
-message here; what was read belongs to the item. In streams items begin and end, and their contents in them; the last
-event repeats the whole answer and is the better truth, because gateways leave out indices, starts and ends.
+A request and an answer are lists of items: messages, calls, results, reasoning. Adjacent items of the assistant become
+one message. In streams items begin and end, and their contents in them; the last event repeats the whole answer and
+takes precedence, because some gateways omit indices, starts and ends.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ TOOL_NAMES: Final[dict[str, str]] = {
     "apply_patch": "apply_patch", "read_file": "read_file", "list_dir": "list_files", "grep_files": "grep",
     "web_search": "web_search",
 }  # fmt: skip
-"""The names that the vendor's agent gives its tools → neutral names."""
+"""Tool names of the vendor's agent → neutral names."""
 
 CAPABILITIES: Final = Manifest({
     "streaming": NATIVE,
@@ -86,7 +86,7 @@ STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     "end": "completed", "tool_use": "completed", "stop_sequence": "completed",
     "max_tokens": "incomplete:max_output_tokens", "content_filter": "incomplete:content_filter",
     "refusal": "incomplete:content_filter", "error": "failed", "cancelled": "cancelled",
-    # Never `completed`: the answer may not be whole.
+    # Never `completed`: the answer may be incomplete.
     None: "incomplete", "pause": "incomplete", "other": "incomplete",
 }  # fmt: skip
 
@@ -98,26 +98,26 @@ LIMITS: Final = ServerLimits(call_id=Spelling(most=64), tool_name=Spelling("[a-z
 
 TEXTS: Final = ("input_text", "output_text", "text")
 SERVER_TOOLS: Final = ("_call", "_call_output", "_output", "mcp_list_tools", "program")
-"""Ends of the kinds of items of tools that the vendor runs itself."""
+"""Endings of the item kinds that belong to tools run by the vendor."""
 CALLS: Final[dict[str, tuple[str, Any]]] = {
     "function_call": ("arguments", "function"), "custom_tool_call": ("input", "custom"),
 }  # fmt: skip
-"""Kind of a call's item → the member with its arguments, and our kind."""
+"""Kind of a call's item → the member with its arguments, and `ToolUse.kind`."""
 RESULTS: Final[dict[str, Any]] = {"function_call_output": "function", "custom_tool_call_output": "custom"}
 FILE_SOURCES: Final = ("openai", "copilot")
-"""Dialects whose ids of files are those of this vendor's store."""
+"""Dialects whose file ids are also valid at this vendor."""
 STATE: Final = frozenset({"prompt", "conversation", "previous_response_id"})
-"""Members of a request that say what was before it, so that it may have no input."""
+"""Members of a request that refer to stored messages, so that it may have no input."""
 
 SAME: Final[dict[str, tuple[type[Any], ...]]] = {
     "max_output_tokens": (int,), "temperature": NUMBER, "top_p": NUMBER, "top_logprobs": (int,), "stream": (bool,),
     "parallel_tool_calls": (bool,), "user": (str,), "metadata": (dict,), "service_tier": (str,),
 }  # fmt: skip
-"""Options with the same value on both sides → types of the value."""
+"""Options with the same value in the neutral form → types of the value."""
 BOUNDS: Final[dict[str, tuple[Any, Any]]] = {
     "max_output_tokens": (16, None), "temperature": (0, 2), "top_logprobs": (0, 20),
 }  # fmt: skip
-"""Member → least and most that the server takes."""
+"""Member → least and greatest value that the server accepts."""
 NAMES: Final = {"max_output_tokens": "max_tokens"}
 KNOWN: Final = {**CHAT_KNOWN, "service_tier": frozenset({"auto", "default", "flex", "scale", "priority"})}
 
@@ -126,7 +126,7 @@ KNOWN: Final = {**CHAT_KNOWN, "service_tier": frozenset({"auto", "default", "fle
 
 
 def read_block(value: Json, at: str) -> ir.Part:
-    """Read a block of a content list; one of an unknown kind, or without what it must have, stays native."""
+    """Read a block of a content list; a block of an unknown kind or without a required member stays native."""
     rest = value.copy() if type(value) is dict else {}
     kind = pop(rest, "type")
     part = None if kind is None else _read_block(kind, rest, at)
@@ -136,7 +136,7 @@ def read_block(value: Json, at: str) -> ir.Part:
 
 
 def _read_block(kind: str, rest: dict[str, Any], at: str) -> ir.Part | None:
-    """Read a block by its kind; what is taken of it leaves `rest`."""
+    """Read a block by its kind; the members that are read are removed from `rest`."""
     if kind in TEXTS and (text := pop(rest, "text")) is not None:
         if kind != ("output_text" if "annotations" in rest else "input_text"):
             rest["type"] = kind
@@ -164,7 +164,7 @@ def _read_block(kind: str, rest: dict[str, Any], at: str) -> ir.Part | None:
     ((member, word),) = found.items()
     fields = {"file_id": {"file_id": word}, "file_url": {"url": word}}.get(member)
     fields = fields or (read_url(word) if kind == "input_image" else read_file(word))
-    if member != "file_data" or "url" not in fields:  # else it stays native, to be written again
+    if member != "file_data" or "url" not in fields:  # else it stays native, so that it can be written again
         del rest[member]
     if kind == "input_image":
         return ir.Media(kind="image", detail=pop(rest, "detail"), **fields)
@@ -183,10 +183,10 @@ def read_citation(value: dict[str, Any], at: str) -> ir.Citation:
 
 
 def write_block(part: ir.Part, notes: LossLedger, text: str = "input_text") -> Json:
-    """Write a block of a content list; None, with a note, where this vendor has none like it.
+    """Write a block of a content list; if the vendor has no such block, note a loss and return None.
 
     Args:
-        text: the kind of a text, which what is said to the model and by it have each their own.
+        text: kind of a text block: `output_text` for text of the model, else `input_text`.
     """
     home = notes.is_home
     out: dict[str, Any] | None = None
@@ -206,11 +206,11 @@ def write_block(part: ir.Part, notes: LossLedger, text: str = "input_text") -> J
         notes.lose_part(part)
         return None
     mine = part.ext.get(NAME, {}) if home else {}
-    return merged(out, {name: value for name, value in mine.items() if name != ".."})  # `..` is its item's
+    return merged(out, {name: value for name, value in mine.items() if name != ".."})  # `..` has the item's own members
 
 
 def write_citations(part: ir.Text, notes: LossLedger) -> list[Json]:
-    """Write a text's annotations; those without an address are left out, with a note."""
+    """Write a text's annotations; for one without a URL note a loss and omit it."""
     out: list[Json] = []
     for found in part.citations:
         one = found if notes.is_home else by_address(found, part, notes)
@@ -241,7 +241,7 @@ def _write_media(part: ir.Media, notes: LossLedger) -> dict[str, Any] | None:
 
 
 def write_said(parts: Iterable[ir.Part], flat: bool | None, notes: LossLedger, text: str = "input_text") -> Json:
-    """Write a content: one text where that says the same, else a list of blocks."""
+    """Write a content: one text if it is a single text block, else a list of blocks."""
     return write_content(parts, flat, partial(write_block, notes=notes, text=text), NAME)
 
 
@@ -249,7 +249,7 @@ def write_said(parts: Iterable[ir.Part], flat: bool | None, notes: LossLedger, t
 
 
 def read_items(items: list[Json], base: str, *, is_answer: bool = False) -> list[ir.Message]:
-    """Read a list of items into messages; an assistant's items in a row are one message."""
+    """Read a list of items into messages; adjacent items of the assistant become one message."""
     turns: list[ir.Message | tuple[str, list[ir.Part], list[Json]]] = []
     for place, item in enumerate(items):
         found = read_item(item, f"{base}/{place}", is_answer=is_answer)
@@ -270,7 +270,7 @@ def read_items(items: list[Json], base: str, *, is_answer: bool = False) -> list
 
 
 def _flat_of(items: list[Json]) -> bool | None:
-    """Return whether the messages among items are one text each; None where there is no message."""
+    """Return whether each message among the items is one text; None if there is no message."""
     found = [type(item.get("content")) is str for item in items if type(item) is dict and "role" in item]
     return all(found) if found else None
 
@@ -307,18 +307,18 @@ def read_item(item: Json, at: str, *, is_answer: bool = False) -> ir.Message | l
 
 
 def _take_thoughts(rest: dict[str, Any]) -> tuple[str, str | None]:
-    """Take thinking and the member that it stood in: its summary where there is one, else its text."""
+    """Remove the thinking from an item; return it with its member's name: the summary, or else the content."""
     for key, name in (("summary", "summary_text"), ("content", "reasoning_text")):
         texts = _bare_texts(rest.get(key), name)
         if any(texts):
             if len(texts) == 1:
-                del rest[key]  # Several parts stay native, to be written again.
+                del rest[key]  # Several parts stay native, so that they can be written again.
             return "\n\n".join(texts), key
     return "", None
 
 
 def _bare_texts(value: Json, kind: str) -> list[str]:
-    """Return the texts of a list that holds nothing else."""
+    """Return the texts of a list of text blocks; nothing if it has other blocks or members."""
     if type(value) is not list or not all(
         kind_of(one) == kind and one.keys() == {"type", "text"} and type(one["text"]) is str for one in value
     ):
@@ -327,7 +327,7 @@ def _bare_texts(value: Json, kind: str) -> list[str]:
 
 
 def _read_message(item: Json, rest: dict[str, Any], at: str, *, is_answer: bool) -> ir.Message | list[ir.Part]:
-    """Read a message item; an assistant's keeps the item's own members on its first part."""
+    """Read a message item; the own members of an assistant's item are kept on its first part."""
     native = rest.pop("role")
     role = ROLES.get(native, "user")
     parts, flat = read_content(rest, "content", at, read_block)
@@ -347,7 +347,7 @@ def _read_message(item: Json, rest: dict[str, Any], at: str, *, is_answer: bool)
 
 
 def write_item(part: ir.Part, notes: LossLedger) -> Json:
-    """Write a call, a result or thinking as an item; None, with a note, where this vendor has none like it."""
+    """Write a call, a result or thinking as an item; if the vendor has no such item, note a loss and return None."""
     home, made = notes.is_home, notes.is_answer and not notes.is_home
     out: dict[str, Any]
     match part:
@@ -368,7 +368,7 @@ def write_item(part: ir.Part, notes: LossLedger) -> Json:
             if made:
                 notes.degrade(part.at, "thinking", "thinking stands in a summary, without this vendor's proof")
                 out["id"] = f"rs_{_word(part)}"
-        case _:  # Thinking without the vendor's own proof would be looked for among what it keeps.
+        case _:  # The vendor looks up thinking without its own proof in its store, and fails.
             notes.lose_part(part)
             return None
     return added(out, part, NAME) if home else out
@@ -393,7 +393,7 @@ def _write_thoughts(part: ir.Thinking, home: bool) -> dict[str, Any]:
 
 
 def _word(part: ir.Part) -> str:
-    """Make an id of a block's place and text: one of its own for every item of a document."""
+    """Return a hash of a block's pointer and text as part of an id, unique in the document."""
     text = f"{part.at} {getattr(part, 'text', '')}"
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
 
@@ -422,7 +422,7 @@ def _write_message(message: ir.Message, notes: LossLedger) -> list[Json]:
 
 
 def write_turn(message: ir.Message, notes: LossLedger) -> list[Json]:
-    """Write the items of an assistant's turn; blocks that were said in a row are one message."""
+    """Write the items of an assistant's message; adjacent content blocks become one message item."""
     out: list[Json] = []
     said: list[ir.Part] = []
     for part in (*message.parts, None):
@@ -445,7 +445,7 @@ def _write_said(parts: list[ir.Part], message: ir.Message, notes: LossLedger) ->
     flat = False if notes.is_answer and not (notes.is_home and message.flat) else message.flat
     content = write_said(parts, flat, notes, "output_text")
     out: dict[str, Any] = {"type": "message", "role": "assistant", "content": content}
-    # A message that was read says how it was written; any other has every member that the vendor's type requires.
+    # A message read from this dialect keeps its members; any other gets all members that the vendor's type requires.
     if type(content) is list and (not notes.is_home or message.flat is None):
         out["content"] = [
             {**block, "annotations": block.get("annotations", [])} if kind_of(block) == "output_text" else block
@@ -480,7 +480,7 @@ def read_request(document: Json) -> ir.Conversation:
 
 
 def read_tool(value: Json, at: str) -> ir.ToolSpec:
-    """Read a tool definition; any other than a function or one for free text is run by the vendor."""
+    """Read a tool definition; a tool that is neither a function nor a free-text tool is run by the vendor."""
     rest = value.copy() if type(value) is dict else {}
     kind: Any = pop(rest, "type")
     name = pop(rest, "name") if kind in ("function", "custom") else None
@@ -542,7 +542,7 @@ def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
         return tool.payload
     strict = tool.strict
     if strict is None and tool.kind == "function" and not home:
-        # Without the word this vendor would take every schema for a strict one.
+        # Without this member the vendor treats every schema as strict.
         notes.synthesise(tool.at, "required", "a tool says here that its schema is not strict")
         strict = False
     body = {"name": tool.name, "description": tool.description, "strict": strict}
@@ -619,14 +619,14 @@ def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
     out.setdefault("object", "response")
     if notes.is_home:
         return out
-    # The last three repeat the request, which an answer alone does not know.
+    # The last three repeat the request, which is unknown here.
     made = {"id": "resp_translated", "created_at": 0, "model": "unknown", "parallel_tool_calls": True,
             "tool_choice": "auto", "tools": []}  # fmt: skip
     return {**made, **without_none(out)}
 
 
 def status_of(word: str) -> dict[str, Any]:
-    """Return the members that say why an answer ended."""
+    """Return the members of an answer for its stop reason."""
     status, _, reason = word.partition(":")
     return {**({"status": status} if status else {}), **({"incomplete_details": {"reason": reason}} if reason else {})}
 
@@ -651,17 +651,17 @@ DONES: Final = {
     "response.function_call_arguments.done": ("call", "arguments"),
     "response.custom_tool_call_input.done": ("call", "input"),
 }
-"""Event that repeats a whole text → what it is of, and its member."""
+"""Event that repeats a whole text → the kind of the text, and its member."""
 
 NOISE: Final = frozenset({
     "response.content_part.done", "response.keepalive", "response.reasoning_summary_text.done",
     "response.reasoning_summary_part.done", "response.reasoning_summary_part.added", "keepalive", "ping",
 })  # fmt: skip
-"""Events that only repeat what was said, or say nothing."""
+"""Events without new content, which are ignored."""
 
 
 class _Item:
-    """One item while it comes in."""
+    """One item of which pieces may still follow."""
 
     def __init__(self, key: Any, kind: str) -> None:
         self.key = key
@@ -683,7 +683,7 @@ class StreamReader(BlockReader):
         self.current: Any = None
         self.call_ids: set[str] = set()
         self.texts: list[str] = []
-        """Complete texts and refusals so far; the last event is searched for others."""
+        """Complete texts and refusals so far; the last event may have further ones."""
         self.handlers = {
             "response.created": self._begin, "response.in_progress": self._begin, "response.queued": self._begin,
             "response.output_item.added": self._added, "response.output_item.done": self._done,
@@ -694,7 +694,7 @@ class StreamReader(BlockReader):
         }  # fmt: skip
 
     def other(self, chunk: Json) -> list[ir.StreamEvent]:
-        """Read a whole answer or a failure; events of a later version are kept."""
+        """Read a whole answer or a failure; keep events of a later version as they are."""
         kind = kind_of(chunk)
         if type(chunk) is not dict:
             return [ir.Kept(chunk)]
@@ -702,7 +702,7 @@ class StreamReader(BlockReader):
             return self._end({"type": "response.completed", "response": chunk})
         if kind is None and chunk.get("error"):
             return self._error(chunk["error"] if type(chunk["error"]) is dict else {"message": chunk["error"]})
-        # Events of tools that the vendor runs say nothing that the end of their item does not say.
+        # For tools that the vendor runs, the end of the item repeats the content of its events.
         return [ir.Kept(chunk, type(kind) is str and "_call." in kind)]
 
     def _begin(self, chunk: Json) -> list[ir.StreamEvent]:
@@ -713,7 +713,7 @@ class StreamReader(BlockReader):
         return [begun(response.get("id"), response.get("model"), response.get("created_at"), "/response")]
 
     def _item(self, chunk: Json, kind: str) -> _Item:
-        """Return an event's item: known by its index, else its id, else the one that is open."""
+        """Return an event's item: by its index, else by its id, else the current one."""
         index, raw = chunk.get("output_index"), chunk.get("item")
         key: Any = chunk.get("item_id") or (raw.get("id") if type(raw) is dict else None)
         key = key if type(key) is str else None
@@ -725,7 +725,7 @@ class StreamReader(BlockReader):
             else:
                 key = self.current
         if chunk.get("type") == "response.output_item.added" and key in self.items and self.items[key].is_done:
-            del self.items[key]  # a gateway that counts every item as the first
+            del self.items[key]  # some gateways send index 0 for every item
         self.current = key
         return self.items.setdefault(key, _Item(key, kind))
 
@@ -768,7 +768,7 @@ class StreamReader(BlockReader):
         key, out = (item.key, place), []
         if key not in self.open:
             if what == "call":
-                return []  # of a call whose name is not known yet: the end of its item says all of it
+                return []  # a call without a name yet: the end of its item has the whole call
             at = f"{item.at}/content/{place}"
             part: ir.Part = ir.Thinking(text="", field=what, at=item.at)
             if item.kind != "reasoning":
@@ -781,7 +781,7 @@ class StreamReader(BlockReader):
         return [*out, self.more(key, text, "arguments" if what == "call" else "text")]
 
     def _text_done(self, chunk: Json) -> list[ir.StreamEvent]:
-        """Read an event that repeats a text; the part that no delta had is added."""
+        """Read an event that repeats a text; add the part that was in no delta."""
         what, member = DONES[chunk["type"]]
         text = chunk.get(member)
         item = self._item(chunk, {"call": "function_call", "content": "reasoning"}.get(what, "message"))
@@ -791,7 +791,7 @@ class StreamReader(BlockReader):
         return self._rest(key, text, item.at) if key in self.open else self._say(chunk, what, text)
 
     def _rest(self, key: Any, whole: str, at: str) -> list[ir.StreamEvent]:
-        """Add the part of a complete text beyond its pieces; a different text is noted."""
+        """Add the part of a complete text after its pieces; if the text differs from them, note it."""
         block = self.open[key]
         said = _said(block)
         field = "arguments" if isinstance(block.part, ir.ToolUse) else "text"
@@ -822,7 +822,7 @@ class StreamReader(BlockReader):
         return [event for place, part in enumerate(parts) for event in self._settle(item, place, part)]
 
     def _settle(self, item: _Item, place: int, part: ir.Part) -> list[ir.StreamEvent]:
-        """Add the part of a complete block that no delta had, and end the block."""
+        """Add the part of a complete block that was in no delta, and end the block."""
         key = (item.key, place)
         if key in self.open:
             out = self._rest(key, getattr(part, "text", None) or "", item.at)
@@ -854,12 +854,12 @@ class StreamReader(BlockReader):
         if answer is not None and answer.candidates[0].stop is not None:
             raw = answer.candidates[0].stop_raw
         out += self.stop(raw, "/status")
-        # Some servers, and every failure half way, end with an empty list although something was said.
+        # Some servers, and every interrupted answer, end with an empty list although there was content.
         has_all = answer is not None and (answer.candidates[0].message.parts or not self.counts)
         return [*out, ir.StreamEnded(answer if has_all else None)]
 
     def _missing(self, parts: tuple[ir.Part, ...]) -> list[ir.StreamEvent]:
-        """Add blocks of the complete answer that no event had, and the rest of incomplete texts."""
+        """Add blocks of the complete answer that were in no event, and the rest of incomplete texts."""
         out: list[ir.StreamEvent] = []
         nothing, told = not self.counts, list(self.texts)
         waiting = [key for key, block in self.open.items() if not isinstance(block.part, ir.Thinking)]
@@ -898,11 +898,11 @@ SAID: Final[dict[Any, tuple[str, str, dict[str, Any]]]] = {
     "function": ("function_call_arguments", "arguments", {}),
     "custom": ("custom_tool_call_input", "input", {}),
 }
-"""Kind of block → the name of its events, the member that says it whole, and where it stands in its item."""
+"""Kind of block → the name of its events, the member with the whole text, and its place in its item."""
 
 
 class StreamWriter(BlockWriter):
-    """Templates of the events; every block is an item of its own."""
+    """Writes the vendor's events; every block is an item of its own."""
 
     cites_at_end = True
 
@@ -910,7 +910,7 @@ class StreamWriter(BlockWriter):
         super().__init__(dialect, source)
         self.sequence = 0
         self.answer_id: str | None = None
-        """Said in the first event and kept, although the source may say another one later."""
+        """The id in the first event; it stays the same even if the source changes its id later."""
         self.items: list[Json] = []
         self.texts: dict[Key, list[str]] = {}
 
@@ -959,7 +959,7 @@ class StreamWriter(BlockWriter):
         return {"item_id": self.items[self.opened[key]]["id"], "output_index": self.opened[key]}
 
     def _inner(self, key: Key, word: str, part: ir.Part, text: str) -> list[Json]:
-        """Begin or end the content in an item; calls have none."""
+        """Return the event that begins or ends the content of an item; calls have none."""
         if isinstance(part, ir.ToolUse):
             return []
         name = "reasoning_summary_part" if isinstance(part, ir.Thinking) else "content_part"

@@ -1,7 +1,7 @@
-"""GitHub Copilot: Chat Completions, and what its extensions' protocol adds (docs.github.com, read November 2026).
+"""GitHub Copilot: Chat Completions, with the protocol of its extensions (docs.github.com, read November 2026).
 
-The family's shapes are in `chat`; here is what this vendor has and its sisters have not: references and confirmations
-on messages, and named events in streams.
+`chat` has what the family shares; this file has what only Copilot has: references and confirmations on messages, and
+named events in streams.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOOL_NAMES: Final[dict[str, str]] = {
     "bash": "bash", "powershell": "bash", "glob": "glob", "grep": "grep", "rg": "grep", "web_fetch": "web_fetch",
     "web_search": "web_search", "apply_patch": "apply_patch",
 }  # fmt: skip
-"""The names that the vendor's agent gives its tools → neutral names."""
+"""Tool names of the vendor's agent → neutral names."""
 
 CAPABILITIES: Final = Manifest({
     "streaming": NATIVE,
@@ -46,11 +46,11 @@ class StreamReader(chat.StreamReader):
     """Reads the named events beside the family's chunks."""
 
     def read(self, chunk: Json) -> list[StreamEvent]:
-        """Read one chunk or one named event; errors of an extension are notes to the user, and the answer goes on."""
+        """Read one chunk or one named event; an extension's errors are notes for the user and do not end the answer."""
         name, body = framing.name_and_data(chunk)
         if name is None:
             return super().read(chunk)
-        # References come as a list, a confirmation as an object; several of one name are joined.
+        # References are a list, a confirmation is an object; events of the same name are joined.
         return [Noted(name, body if type(body) is list else [body], 0, joins=True, at_message=True)]
 
 

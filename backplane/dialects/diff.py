@@ -1,7 +1,7 @@
-"""Find the losses of a translation: compare a document with the translation of its translation.
+"""Finds the losses of a translation: compares a document with its translation back from the target.
 
-Members of a list are matched by what they say, then by their id or name, so that one dropped member does not shift the
-others. Null, absent and empty are one; so are a text and a list of one text. No vendor's words are here but ids' names.
+Elements of lists are matched by their content, then by their id or name, so that a dropped element does not shift the
+others. Null, absent and empty are equal, and so are a text and a list of one text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from backplane.dialects.ir import LossKind
 ABSENT: Final[Any] = object()
 NOTHING: Final[tuple[Any, ...]] = (ABSENT, None, "", [], {})
 IDS: Final = ("id", "tool_use_id", "call_id", "tool_call_id", "name")
-"""Members by which a member of a list is known although it says something else now."""
+"""Members by which an element of a list is matched if its content differs."""
 
 CODES: Final[dict[str, str]] = {
     "tools": "tool_field", "tool_choice": "tool_choice", "usage": "usage", "usageMetadata": "usage",
@@ -26,7 +26,7 @@ CODES: Final[dict[str, str]] = {
     "name": "role", "detail": "media", "filename": "media", "is_error": "tool_field", "arguments": "arguments",
     "finish_reason": "stop", "stop_reason": "stop", "stop_sequence": "stop", "finishReason": "stop",
 }  # fmt: skip
-"""Member → code of the loss of what is in it; the innermost counts."""
+"""Member → code of a loss in it; the innermost member counts."""
 REASONS: Final[dict[LossKind, str]] = {
     "dropped": "it does not come back from the target",
     "degraded": "it comes back from the target in another form or place",
@@ -35,18 +35,18 @@ REASONS: Final[dict[LossKind, str]] = {
 
 
 class Difference(NamedTuple):
-    """One place where a document does not come back equal."""
+    """A value of a document that is not equal after translation back."""
 
     at: str
-    """JSON pointer into the document; for an addition, into what came back."""
+    """JSON pointer into the document; for an added value, into the document after translation back."""
     kind: LossKind
 
 
 def differences(before: Json, after: Json, at: str = "", *, exact: bool = False) -> Iterator[Difference]:
-    """Yield every place where a document differs from what came back.
+    """Yield every difference between a document and its translation back.
 
     Args:
-        exact: absent, null and empty are three things, and a text is no list of one text.
+        exact: True if absent, null and empty differ, and a text differs from a list of one text.
     """
     if before is ABSENT or (not exact and is_nothing(before)):
         if after is not ABSENT and (exact or not is_nothing(after)):
@@ -67,12 +67,12 @@ def differences(before: Json, after: Json, at: str = "", *, exact: bool = False)
 
 
 def is_nothing(value: Json) -> bool:
-    """Return whether a value says as much as an absent one."""
+    """Return whether a value counts as absent: null or empty."""
     return value is ABSENT or value is None or (type(value) in (str, list, dict) and not value)
 
 
 def _bare(value: Json) -> Json:
-    """Return the text of a list that is one text."""
+    """Return the text of a list of one text; any other value unchanged."""
     if type(value) is list and len(value) == 1 and type(value[0]) is dict and value[0].keys() <= {"type", "text"}:
         return value[0].get("text", value)
     return value
@@ -85,7 +85,7 @@ def _in_lists(before: list[Any], after: list[Any], at: str, exact: bool) -> Iter
     pairs = _matched(mine, theirs)
     places = [there for _, there in sorted(pairs.items())]
     if places != sorted(places):
-        yield Difference(at, "degraded")  # they stand in another order
+        yield Difference(at, "degraded")  # the same elements in another order
     left = [place for place in range(len(before)) if place not in pairs]
     free = [place for place in range(len(after)) if place not in {*places}]
     named = _matched([_name(before[place]) for place in left], [_name(after[place]) for place in free])
@@ -94,7 +94,7 @@ def _in_lists(before: list[Any], after: list[Any], at: str, exact: bool) -> Iter
         [place for place in left if place not in twins],
         [place for place in free if place not in {*twins.values()}],
     )
-    if len(left) == len(free):  # as many changed ones: each is the next one
+    if len(left) == len(free):  # equal numbers of changed elements: match them in order
         twins, left, free = {**twins, **dict(zip(left, free, strict=True))}, [], []
     for place, there in sorted(twins.items()):
         yield from differences(before[place], after[there], f"{at}/{place}", exact=exact)
@@ -105,7 +105,7 @@ def _in_lists(before: list[Any], after: list[Any], at: str, exact: bool) -> Iter
 
 
 def _matched(mine: list[Any], theirs: list[Any]) -> dict[int, int]:
-    """Return the places of equal keys, each used once; None matches nothing."""
+    """Return index → index of equal keys, each used once; None matches nothing."""
     waiting: dict[Any, list[int]] = {}
     for place in reversed(range(len(theirs))):
         if theirs[place] is not None:
@@ -114,7 +114,7 @@ def _matched(mine: list[Any], theirs: list[Any]) -> dict[int, int]:
 
 
 def _name(value: Json) -> Any:
-    """Return the id or name of a member of a list, also one that stands in its only object; None without one."""
+    """Return the id or name of a list's element, from its members or from an object among them; None without one."""
     if type(value) is not dict:
         return None
     for holder in (value, *(inner for inner in value.values() if type(inner) is dict)):
@@ -125,14 +125,14 @@ def _name(value: Json) -> Any:
 
 
 def code_of(at: str, kind: LossKind) -> str:
-    """Return the code of a loss by the innermost member that has one; any other member is its dialect's own."""
+    """Return the code of a loss: that of the innermost member in `CODES`, else one by the kind and depth."""
     steps = at.split("/")[1:]
     other = "option" if len(steps) == 1 else "part" if kind == "degraded" or steps[-1].isdecimal() else "extension"
     return next((CODES[step] for step in reversed(steps) if step in CODES), other)
 
 
 def is_named(at: str, named: Iterable[str]) -> bool:
-    """Return whether a pointer or one that holds it is named; the whole document's is not enough."""
+    """Return whether a pointer or one of its parents is in `named`; the whole document does not count."""
     while at:
         if at in named:
             return True

@@ -1,6 +1,6 @@
-"""Bytes of a streaming answer into JSON documents and back: server-sent events, JSON lines, one JSON array.
+"""Splits the bytes of a stream into JSON documents, and writes them: server-sent events, JSON lines, a JSON array.
 
-Incremental: cut the bytes anywhere, the same documents come out. What a document means is a dialect's affair.
+The documents do not depend on how the bytes are cut into pieces. The dialects read them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from backplane.contract.canonical import Json
 from backplane.errors import TranslationError
 
 EVENT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Longest single event; the largest known are images in base64, some 30 MB."""
+"""Maximum size of one event; the largest known are images in base64, some 30 MB. A larger one is an error."""
 
 DONE: Final = b"[DONE]"
-"""The word with which one family of vendors ends a stream."""
+"""Data of the event with which the Chat Completions family ends a stream."""
 
 NAME_KEY: Final = "sse_event"
-"""Member that holds the name of an event whose data alone do not say what they are."""
+"""Member that we add with an event's name if its data have no type."""
 
 OWN_NAMES: Final = "copilot_"
-"""Beginning of the names of events that a Copilot extension adds (docs.github.com, read November 2026)."""
+"""Prefix of the event names of Copilot extensions (docs.github.com, read November 2026)."""
 
 UNREADABLE: Final = (ValueError, RecursionError)
 """Exceptions of the JSON reader: no JSON, no UTF-8, a number out of range, or nesting deeper than the stack."""
@@ -34,10 +34,10 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 class _Framing:
-    """Cuts bytes into documents; those that are no JSON are passed over and counted.
+    """Splits bytes into documents; those that are no JSON are skipped and counted.
 
-    `feed` takes bytes and returns the documents that are complete, `finish` those that the end of the stream has cut;
-    both raise `TranslationError` `dialect_mapping_failed` for a document longer than `EVENT_BYTES_MAX`.
+    `feed` takes bytes and returns the complete documents, `finish` returns a last one without its end mark; both raise
+    `TranslationError` `dialect_mapping_failed` for a document longer than `EVENT_BYTES_MAX`.
     """
 
     def __init__(self) -> None:
@@ -60,14 +60,14 @@ class _Framing:
 
 
 class Sse(_Framing):
-    """Server-sent events, with every oddity the standard allows.
+    """Splits server-sent events.
 
     Lines may end in LF, CR or CRLF, data may have several lines, comments and unknown fields are skipped, a byte
-    order mark may stand first. An event that the stream's end cuts is still given, because gateways leave out the
-    last blank line; data that is no JSON is skipped and counted.
+    order mark may be first. The last event is returned even without a blank line after it, because some gateways omit
+    it; data that is no JSON is skipped and counted.
 
     Args:
-        is_named: keep the names of events (`NAME_KEY`) where the data are a list or have no `type`.
+        is_named: True to keep the names of events (`NAME_KEY`) if the data are a list or have no `type`.
     """
 
     def __init__(self, *, is_named: bool = False) -> None:
@@ -83,7 +83,7 @@ class Sse(_Framing):
         """Take bytes and return the documents that are complete."""
         out: list[Json] = []
         if self._ends_in_cr and data:
-            # The line ended with the CR; a LF that comes now belongs to it.
+            # The CR ended a line; a LF at the start of these bytes belongs to it.
             self._ends_in_cr = False
             if data[:1] == b"\n":
                 data = data[1:]
@@ -125,14 +125,14 @@ class Sse(_Framing):
         elif line[:1] in (b"{", b"[") and not self._data:
             self._data.append(line)
         elif line and b"data:".startswith(line):
-            self.skipped += 1  # the stream was cut in the middle of a word
+            self.skipped += 1  # the stream was cut in the name of the field
         return self._event()
 
     def _field(self, line: bytes) -> None:
         if line[:6] == b"event:":
             self._name = line[6:].strip()
             return
-        # A server that answers JSON to a request for a stream: the whole document is one event.
+        # Some servers answer a request for a stream with JSON: the whole document is one event.
         first = self._data[0] if self._data else line
         if line == b"data" or (first[:1] == b"{" and (first is line or line[:1] in b' \t"}]')):
             self._data.append(b"" if line == b"data" else line)
@@ -157,7 +157,7 @@ def _with_name(value: Json, name: str) -> Json:
     if type(value) is dict:
         if name == "error" and not value.keys() & {"error", "type"}:
             return {"error": value}
-        # Vendors whose events have a type repeat it as the name; a Copilot extension's type is the data's own.
+        # If a vendor's events have a type, the name repeats it; in a Copilot extension the type belongs to the data.
         is_repeated = "type" in value and not name.startswith(OWN_NAMES)
         if is_repeated or "choices" in value or name in ("message", "error"):
             return value
@@ -166,11 +166,11 @@ def _with_name(value: Json, name: str) -> Json:
 
 
 _MARKS: Final = re.compile(rb'\\.?|["{}\[\]]', re.DOTALL)
-"""Marks that decide where a document begins and ends; an escape includes the next byte."""
+"""Bytes that can begin or end a document or a text; an escape includes the next byte."""
 
 
 class JsonArray(_Framing):
-    """JSON documents one after the other: the elements of one array, lines, or a single object."""
+    """Splits JSON documents: the elements of one array, lines, or a single object."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,14 +208,14 @@ class JsonArray(_Framing):
         return out
 
     def finish(self) -> list[Json]:
-        """Forget what the end of the stream has cut; half an object says nothing."""
+        """Drop a document that the stream's end has cut, and count it as skipped."""
         self.skipped += bool(self._begun)
         self._begun.clear()
         return []
 
 
 class Detecting:
-    """Finds out by the first bytes which of the two it is: gateways do not always send what was asked for."""
+    """Detects the framing by the first bytes, because gateways do not always send the requested one."""
 
     def __init__(self, *, is_named: bool = False) -> None:
         self._is_named = is_named
@@ -229,7 +229,7 @@ class Detecting:
             head = self._head.lstrip(b"\xef\xbb\xbf \r\n\t")
             self._head = b""
             if not head:
-                return []  # A server may send blanks for ever, and they mean nothing.
+                return []  # A server may send any number of blanks.
             data = head
             self.inner = JsonArray() if head[:1] in (b"[", b"{") else Sse(is_named=self._is_named)
         return self.inner.feed(data)
@@ -240,7 +240,7 @@ class Detecting:
 
     @property
     def is_done(self) -> bool:
-        """Return True if the stream said `[DONE]`."""
+        """True if the stream ended with `[DONE]`."""
         return isinstance(self.inner, Sse) and self.inner.done
 
 
@@ -254,7 +254,7 @@ def name_and_data(chunk: Json) -> tuple[str | None, Json]:
 
 
 def sse_bytes(chunk: Json, name: str | None = None) -> bytes:
-    """Write one server-sent event; a name kept in its document goes before the given one."""
+    """Write one server-sent event; a name that `Sse` kept in the document has priority over `name`."""
     own, chunk = name_and_data(chunk)
     name = own or name
     head = f"event: {name}\n".encode() if name is not None else b""

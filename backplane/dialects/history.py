@@ -1,4 +1,4 @@
-"""Convert histories between their forms: a session's messages, the dialects' messages, vendors' records.
+"""Converts histories between a session's messages, the dialects' messages, and vendors' records.
 
 `neutral` writes a session's messages for the dialects; `Talk` collects messages while events or records are read. Pure.
 """
@@ -29,7 +29,7 @@ NO_RESULT: Final = "No result of this call was recorded: whether it ran is unkno
 
 
 def neutral(messages: Sequence[said.Message]) -> tuple[ir.Message, ...]:
-    """Return messages in the neutral form; a call without a result gets one that says so."""
+    """Return messages in the neutral form; a call without a result gets a result that reports this."""
     unknown = {call.id for call in said.unresolved(tuple(messages))}
     made: list[ir.Message] = []
     for message in messages:
@@ -72,7 +72,7 @@ def _results(*rows: tuple[str, str, bool]) -> ir.Message:
 
 
 def _joined(messages: list[ir.Message]) -> list[ir.Message]:
-    """Join results that follow each other: the calls of a turn are answered in one message."""
+    """Join adjacent messages of results, so that the calls of a turn have their results in one message."""
     made: list[ir.Message] = []
     for message in messages:
         if made and message.role == "tool" == made[-1].role:
@@ -86,10 +86,10 @@ class StoredHead(msgspec.Struct, frozen=True):
 
     id: str
     root: str | None
-    """Folder that the conversation worked on."""
+    """Folder in which the conversation worked; None if unknown."""
     model: str | None
     version: object
-    """Version of the program that wrote it, unread."""
+    """Version of the program that wrote it, in the vendor's own form."""
 
 
 class Talk:
@@ -102,7 +102,7 @@ class Talk:
         self._calls: list[MessageToolCall] = []
         self._proof: str | None = None
         self._known: dict[str, str | None] = {}
-        """Calls, with their result once it is there."""
+        """Id of a call → its result's text; None until it has one."""
         self._dropped: Counter[str] = Counter()
 
     def user(self, text: str, images: Sequence[Image] = ()) -> None:
@@ -137,11 +137,11 @@ class Talk:
         self._made.append(ToolResultMessage(tool_call_id=id, content=text, is_error=is_error))
 
     def take(self, name: str, member: str, message: Mapping[str, Any]) -> None:
-        """Take a message, or an item, as a request in a dialect has it.
+        """Add a message or item of a request in a dialect.
 
         Args:
-            name: of the dialect.
-            member: of a request, in which such messages stand.
+            name: name of the dialect.
+            member: member of a request that has such messages.
         """
         try:
             read = dialect(name).to_ir({member: [message]}).value.messages
@@ -171,12 +171,12 @@ class Talk:
                 self.user("\n\n".join(words), images)
 
     def drop(self, what: str, count: int = 1) -> None:
-        """Count messages or blocks that are left out."""
+        """Count omitted messages or blocks."""
         if count:
             self._dropped[what] += count
 
     def mark(self) -> int:
-        """Return how many messages there are by now."""
+        """Return the number of messages so far."""
         self._flush()
         return len(self._made)
 
@@ -188,7 +188,7 @@ class Talk:
         del self._made[mark:]
 
     def undo(self, prompts: int) -> None:
-        """Remove the last messages of the user, and what followed them."""
+        """Remove the last `prompts` messages of the user, and all messages after them."""
         self._flush()
         users = [place for place, message in enumerate(self._made) if isinstance(message, UserMessage)]
         if prompts > 0 and users:
@@ -208,7 +208,7 @@ class Talk:
         return AgentMessage(content=text, thinking=thinking, tool_calls=calls, signature=self._proof)
 
     def last(self) -> AgentMessage:
-        """Return the newest message of the agent; more may still become part of it."""
+        """Return the latest message of the agent, to which blocks may still be added."""
         if self._has_said:
             return self._last()
         return next((one for one in reversed(self._made) if isinstance(one, AgentMessage)), AgentMessage())

@@ -1,7 +1,7 @@
 """Moonshot's Kimi, as its reference describes it (platform.moonshot.ai, read November 2026).
 
-The family's shapes are in `chat`; here is what this vendor has and its sisters have not. The members `refs`,
-`use_search` and `search_plus` and the model `k1` belong to its web client and gateways around it.
+`chat` has what the family shares; this file has what only Kimi has. The members `refs`, `use_search` and `search_plus`
+and the model `k1` are used by its web client and by gateways for that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOOL_NAMES: Final[dict[str, str]] = {
     "Edit": "edit_file", "StrReplaceFile": "edit_file", "Bash": "bash", "Shell": "bash", "Glob": "glob",
     "Grep": "grep", "FetchURL": "web_fetch", "SearchWeb": "web_search", "$web_search": "web_search",
 }  # fmt: skip
-"""The names that the vendor's agent gives its tools → neutral names."""
+"""Tool names of the vendor's agent → neutral names."""
 
 CAPABILITIES: Final = Manifest({
     "streaming": NATIVE,

@@ -1,6 +1,6 @@
-"""Fit conversations to rules that servers document beside their types.
+"""Changes conversations to fit limits that servers document and their types do not have.
 
-Letters and lengths are mapped injectively and without memory: the same name has the same spelling in every turn.
+Names and ids are mapped injectively and without stored state: a name has the same spelling in every turn.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ NodeT = TypeVar("NodeT", bound=Node)
 STATE: Final = frozenset(
     {"previous_response_id", "conversation", "container", "cachedContent", "cached_content", "prompt"}
 )
-"""Members of requests, of any vendor, that point to what it keeps."""
+"""Members of any vendor's requests that refer to state stored at the vendor."""
 
 DIGEST_CHARS: Final = 8
-"""Letters of the digest that tells two shortened names apart; 2**32 names of one prefix are never in one request."""
+"""Letters of the digest in a changed name (32 bits), so that two names of one request do not become equal."""
 
 
 _LETTERS: Final = str.maketrans("0123456789", "ghijklmnop")
 
 
 class Spelling(msgspec.Struct, frozen=True):
-    """The letters and the length that a server takes in an id or a name."""
+    """The letters and the length that a server accepts in an id or a name."""
 
     letters: str = r"[^\n]"
-    """Expression that matches one letter; every server takes those from a to x."""
+    """Regular expression for one letter; every server accepts a to x."""
     most: int = 0
-    """Most letters; 0 is any number."""
+    """Maximum number of letters; 0 for any number."""
     first: str = ""
-    """Letters of the first place, where they are fewer."""
+    """Regular expression for the first letter if fewer are accepted there; empty if not."""
 
     def fit(self, word: str) -> str:
-        """Return a word as the server takes it; another one gets a digest, so that no two become the same."""
+        """Return a name that the server accepts; a changed one gets a digest, so that no two become equal."""
         if self.is_fit(word):
             return word
         fill = next(letter for letter in "_-x" if re.match(self.letters, letter))
@@ -75,18 +75,18 @@ ANY_WORD: Final = Spelling()
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
-    """The rules of one server."""
+    """The limits of one server."""
 
     call_id: Spelling = ANY_WORD
     tool_name: Spelling = ANY_WORD
     takes_empty_text: bool = True
     takes_refusals: bool = True
-    """A refusal is a block of its own."""
+    """True if a refusal is a block of its own."""
     takes_text_documents: bool = False
     takes_objects: bool = False
-    """Arguments of a call are an object, so that a client takes those that were cut for whole ones."""
+    """True if arguments of a call are an object, so that a client cannot recognise cut arguments."""
     needs_user: bool = False
-    """The system text stands outside of the messages, and one message at least is not the system's."""
+    """True if the server has system text apart from the messages, and requires at least one message of another role."""
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def calls_in(messages: Iterable[Message]) -> list[ToolUse]:
 
 
 def check_meaning(conversation: Conversation, ledger: LossLedger) -> None:
-    """Refuse what would mean something else: pointers to kept state, results without their calls."""
+    """Refuse a conversation whose meaning would change: references to stored state, results without calls."""
     entries = conversation.ext.get(ledger.source, {})
     for key in sorted(STATE & entries.keys()):
         if entries[key] is not None:
@@ -122,7 +122,7 @@ def check_meaning(conversation: Conversation, ledger: LossLedger) -> None:
 
 
 def fitted(conversation: Conversation, limits: ServerLimits, ledger: LossLedger) -> Conversation:
-    """Return a conversation that the server takes; what changed is noted."""
+    """Return a conversation that the server accepts; note the changes."""
     changes: dict[str, Any] = {}
     options = _with_tools(conversation, ledger)
     if options is not conversation.options:
@@ -173,11 +173,11 @@ def _sayable_in(message: Message, limits: ServerLimits, ledger: LossLedger) -> M
 FREE_TEXT: Final[dict[str, Any]] = {
     "type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"],
 }  # fmt: skip
-"""The schema of a tool that takes free text, where tools take only objects."""
+"""Schema of a free-text tool for a server whose tools accept only objects."""
 
 
 def _callable(tools: tuple[ToolSpec, ...], limits: ServerLimits, ledger: LossLedger) -> list[ToolSpec]:
-    """Return the tools that the target can have: none that its source runs itself."""
+    """Return the tools without those that the source's vendor runs, as the target cannot have them."""
     out = []
     for tool in tools:
         if tool.kind == "server":
@@ -196,8 +196,8 @@ CUT_CALL: Final = "a call whose arguments were cut would be run as a whole one h
 
 
 def runnable(answer: Answer, limits: ServerLimits, ledger: LossLedger) -> Answer:
-    """Return an answer in forms that the target has, without cut calls where its clients would run them."""
-    limits = msgspec.structs.replace(limits, takes_text_documents=False)  # No answer holds a document.
+    """Return an answer in forms that the target has; without cut calls if the target's clients would run them."""
+    limits = msgspec.structs.replace(limits, takes_text_documents=False)  # No vendor's answer contains a document.
     candidates = []
     for one in answer.candidates:
         changes: dict[str, Any] = {}
@@ -215,7 +215,7 @@ def runnable(answer: Answer, limits: ServerLimits, ledger: LossLedger) -> Answer
 
 
 def _with_tools(conversation: Conversation, ledger: LossLedger) -> dict[str, Any]:
-    """Leave out options about tools if the target takes none of the tools."""
+    """Return the options; without those about tools if the target accepts none of the tools."""
     kinds = {tool.name: tool.kind for tool in conversation.tools}
     options = conversation.options
     if any(kind != "server" for kind in kinds.values()) or not options.keys() & NEED_TOOLS:
@@ -253,7 +253,7 @@ def _without_empty(messages: tuple[Message, ...], ledger: LossLedger) -> tuple[M
 
 
 class _Names:
-    """Spells ids and names as the server takes them."""
+    """Changes ids and names to spellings that the server accepts."""
 
     def __init__(self, limits: ServerLimits, ledger: LossLedger) -> None:
         self.spellings = {"id": limits.call_id, "name": limits.tool_name}
@@ -261,7 +261,7 @@ class _Names:
         self.known: dict[tuple[str, str], str] = {}
 
     def fit(self, node: NodeT, *fields: str) -> NodeT:
-        """Return a call, a result or a tool with its id and name as the server takes them."""
+        """Return a call, a result or a tool with an id and name that the server accepts."""
         changes = {}
         for field in fields:
             word = getattr(node, field)

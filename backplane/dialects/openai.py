@@ -1,6 +1,6 @@
 """OpenAI's Chat Completions, as its reference describes it (platform.openai.com, read November 2026).
 
-The family's shapes are in `chat`; here is what this vendor has and its sisters have not.
+`chat` has what the family shares; this file has what only OpenAI has.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from backplane.dialects.chat import Flavour, dialect_of
 NAME: Final = "openai"
 
 TOOL_NAMES: Final[dict[str, str]] = {}
-"""This interface brings no tools of its own: a caller's names are the names."""
+"""Empty: this interface has no tools of its own, so a caller's names are not translated."""
 
 CAPABILITIES: Final = Manifest({
     "streaming": NATIVE,

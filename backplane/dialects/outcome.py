@@ -1,4 +1,4 @@
-"""Translate the reasons why answers end, by two tables a vendor."""
+"""Translates stop reasons with two tables for each vendor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backplane.dialects.common import LossLedger
 from backplane.dialects.ir import Candidate, Part, Stop, ToolUse
 
 RUNNABLE: Final = (None, "end", "tool_use", "stop_sequence")
-"""Reasons after which a client runs the calls of an answer."""
+"""Stop reasons after which a client runs the calls of an answer."""
 
 
 def has_cut_call(parts: tuple[Part, ...]) -> bool:
@@ -20,20 +20,20 @@ def has_cut_call(parts: tuple[Part, ...]) -> bool:
 
 
 class Endings(msgspec.Struct, frozen=True):
-    """A vendor's words for why answers end, by one table to read and one to write."""
+    """A vendor's stop reasons, with one table to read and one to write them."""
 
     stops: Mapping[str, Stop]
-    """Word → what it means; an unknown one is `other`."""
+    """The vendor's reason → ours; an unknown one is `other`."""
     words: Mapping[Stop | None, str]
-    """Reason → word; an unknown reason gets a word that promises no complete answer."""
+    """Our reason → the vendor's; an unknown one must not become that of a complete answer."""
     unended: frozenset[str] = frozenset()
-    """Words of an answer that goes on."""
+    """The vendor's reasons of an answer that has not ended."""
 
     def read(self, raw: str | None, parts: tuple[Part, ...] = (), *, calls: bool = False) -> Stop | None:
-        """Return what a word means, None where it is no end; an end after a call is the call's.
+        """Translate a vendor's reason; None if the answer has not ended. `end` after a call is `tool_use`.
 
         Args:
-            calls: there was a call, which is not among `parts`.
+            calls: True if the answer has a call that is not among `parts`.
         """
         if not raw or raw in self.unended:
             return None
@@ -41,9 +41,9 @@ class Endings(msgspec.Struct, frozen=True):
         return "tool_use" if stop == "end" and (calls or any(isinstance(part, ToolUse) for part in parts)) else stop
 
     def write(self, candidate: Candidate, ledger: LossLedger) -> str | None:
-        """Return the word for why an answer stopped: the vendor's own while it means the same.
+        """Return the vendor's reason for an answer's end: the one that was read, if it still means the same.
 
-        A word that means something else than the source's is noted, also if the way back would mend it.
+        A reason with another meaning than the source's is noted, even if translating it back would restore it.
         """
         raw, stop, parts = candidate.stop_raw, candidate.stop, candidate.message.parts
         if not ledger.is_home and stop in RUNNABLE and has_cut_call(parts):

@@ -1,7 +1,7 @@
-"""Every call with its result, whatever the history: what goes to a model's service is well-formed.
+"""Repairs conversations so that every call has its result, as models' services require.
 
-Pure. A result without its call becomes words of the user; a call without its result gets one that says so; results
-stand right behind their calls, in one message, in the calls' order. Each repair is named.
+Pure. A result without a call becomes text of the user; a call without a result gets one that reports this; results
+follow directly after their calls, in one message, in the calls' order. Each repair is reported as a loss.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MISSING: Final = "no result: the tool did not run to its end"
 
 
 def paired(conversation: Conversation, *, ids_optional: bool = False) -> Translated[Conversation]:
-    """Return the conversation with every call answered once, and nothing answered that was not called.
+    """Return the conversation with one result for each call, and no result without a call.
 
-    A conversation that is well-formed comes back as it is, without losses.
+    A well-formed conversation is returned unchanged, without losses.
 
     Args:
-        ids_optional: an id that was made here need not be sent: the service finds results by name and order.
+        ids_optional: True if ids that we made need not be sent: the service matches results by name and order.
     """
     if not ids_optional:
         conversation = _with_ids(conversation)
@@ -56,7 +56,7 @@ def is_paired(messages: Iterable[Message]) -> bool:
 
 
 def _with_ids(conversation: Conversation) -> Conversation:
-    """Send made ids like any other."""
+    """Treat the ids that we made as the vendor's own, so that they are sent."""
     made = (part for message in conversation.messages for part in message.parts if getattr(part, "id_made", False))
     if next(made, None) is None:
         return conversation
@@ -70,18 +70,18 @@ def _with_ids(conversation: Conversation) -> Conversation:
 
 
 class _Pairing:
-    """One conversation while it is repaired."""
+    """The state of the repair of one conversation."""
 
     def __init__(self, conversation: Conversation) -> None:
         self.conversation = conversation
         self.ledger = LossLedger(conversation.dialect, conversation.dialect)
         self.results: dict[str, list[tuple[int, int, ToolOutput]]] = {}
-        """Id → message, part and result, in order, of the results that have found no call."""
+        """Id → results not yet matched to a call, in order, each with the indices of its message and part."""
         self.used: set[tuple[int, int]] = set()
-        """Message and part of those that have found one."""
+        """Indices of message and part of the matched results."""
         self.ids: set[str] = set()
         self.others = list(itertools.accumulate(message.role != "tool" for message in conversation.messages))
-        """Number of messages that are no results, up to each message."""
+        """Index of a message → number of messages up to it whose role is not `tool`."""
 
     def run(self) -> list[Message]:
         messages = self.conversation.messages

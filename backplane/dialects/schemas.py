@@ -1,6 +1,6 @@
-"""JSON Schemas of tools as each vendor's service takes them, and what had to change.
+"""Changes the JSON Schemas of tools so that a vendor's service accepts them, and reports the changes.
 
-`RULES` is the table: dialect → rules, each with its source and the day it was read. `accepted` applies them. Pure.
+`RULES` is the table: dialect → rules, each with its source and the date of reading. `accepted` applies them. Pure.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from backplane.dialects.ir import Loss, ToolSpec
 
 Schema = dict[str, Any]
 Rewritten = tuple[Schema, tuple[str, ...]]
-"""A schema, and JSON pointers to what was changed in it."""
+"""A schema, and JSON pointers to the changes in it."""
 
 DEPTH_MAX: Final = 64
-"""Deeper schemas are left as they are; no service takes them."""
+"""Maximum nesting; deeper inner schemas are not changed, as no service accepts them."""
 NODES_MAX: Final = 5_000
-"""Most schemas that references are copied into; a schema of references to references grows exponentially."""
+"""Maximum schemas into which references are copied; a schema of references to references grows exponentially."""
 
 CHOICES_MAX: Final = 500
-"""Most alternatives at the top that are merged, nested ones included; a further one counts as an empty schema."""
+"""Maximum alternatives at the top that are merged, with nested ones; a further one counts as an empty schema."""
 
 MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 """Members of a schema whose values are schemas by name."""
@@ -31,17 +31,17 @@ INNER: Final = (
     "items", "anyOf", "oneOf", "allOf", "prefixItems", "not", "additionalProperties", "contains", "propertyNames",
     "if", "then", "else",
 )  # fmt: skip
-"""Members that are a schema, or a list of some."""
+"""Members that are a schema or a list of schemas."""
 COMBINED: Final = ("allOf", "anyOf", "oneOf")
 
 
 class SchemaRule(msgspec.Struct, frozen=True):
-    """One thing that a service refuses in a tool's schema, and the rewrite that avoids it."""
+    """A feature of schemas that a service refuses, and the rewrite that avoids it."""
 
     rewrite: Callable[[Schema], Rewritten]
     reason: str
     source: str
-    """The page that documents it, or the report that quotes the service."""
+    """The page that documents the refusal, or the report that quotes the service."""
     code: str = "tool_field"
     """One of `ir.LOSS_CODES`."""
     read_on: str = "2026-11"
@@ -56,7 +56,7 @@ class SchemaChange(msgspec.Struct, frozen=True):
 
 
 def accepted(schema: Json, dialect: str) -> tuple[Schema, tuple[SchemaChange, ...]]:
-    """Return a tool's schema as the service of a dialect takes it, and what changed."""
+    """Return a tool's schema in a form that a dialect's service accepts, and the changes."""
     out: Schema = schema if isinstance(schema, dict) else {}
     changes = []
     for rule in RULES.get(dialect, ()):
@@ -67,10 +67,10 @@ def accepted(schema: Json, dialect: str) -> tuple[Schema, tuple[SchemaChange, ..
 
 
 def accepted_tool(tool: ToolSpec, dialect: str, source: str, at: str) -> tuple[ToolSpec, tuple[Loss, ...]]:
-    """Return a tool with its schema as the service takes it, and a loss for each kind of change.
+    """Return a tool with a schema that the service accepts, and a loss for each kind of change.
 
     Args:
-        source: dialect that `at` points into.
+        source: dialect of the document into which `at` points.
         at: JSON pointer to the tool.
     """
     if tool.kind != "function" or tool.schema is None:
@@ -110,7 +110,7 @@ def every_schema(schema: Schema, change: Callable[[Schema], Schema]) -> Rewritte
 
 
 def _with_inner(node: Schema, change: Callable[[Any, str], Any]) -> Schema:
-    """Return a schema with each schema directly in it replaced; `change` is given the schema and its place."""
+    """Return a schema with each direct inner schema replaced by the result of `change(schema, pointer)`."""
     out: Schema = {}
     for name, value in node.items():
         if name in MAPS and isinstance(value, dict):
@@ -156,7 +156,7 @@ def _both(one: Schema, other: Schema) -> Schema:
 
 
 def _no_reference(schema: Schema) -> Rewritten:
-    """Put the referenced schema in the place of a reference at the top; one that leads nowhere is left out."""
+    """Replace a reference at the top by its schema; remove a reference without one."""
     out, seen = schema, set[int]()
     while "$ref" in out:
         found = _target(out["$ref"], schema)
@@ -168,7 +168,7 @@ def _no_reference(schema: Schema) -> Rewritten:
 
 
 def _no_choices(schema: Schema) -> Rewritten:
-    """Merge alternatives at the top into one object that takes the members of each."""
+    """Merge alternatives at the top into one object with the members of each."""
     found = tuple(name for name in COMBINED if isinstance(schema.get(name), list))
     if not found:
         return schema, ()
@@ -180,8 +180,8 @@ def _merged(schema: Schema, root: Schema, left: Iterator[int], inside: tuple[str
     """Merge the alternatives of a schema into it.
 
     Args:
-        left: alternatives that may still be looked at.
-        inside: references on the way here; a repeated one is ignored.
+        left: yields once for each alternative that may still be merged.
+        inside: references that led to this schema; a repeated one is ignored.
     """
     own = {name: value for name, value in schema.items() if name not in COMBINED}
     for name in COMBINED:
@@ -192,7 +192,7 @@ def _merged(schema: Schema, root: Schema, left: Iterator[int], inside: tuple[str
 
 
 def _objects(choices: Any, root: Schema, left: Iterator[int], inside: tuple[str, ...]) -> Iterator[Schema]:
-    """Yield the alternatives that an object can satisfy, their own alternatives merged."""
+    """Yield the alternatives that an object can satisfy, with their own alternatives merged."""
     for one in choices if isinstance(choices, list) else ():
         if not isinstance(one, dict) or next(left, None) is None or len(inside) > DEPTH_MAX:
             yield from ({},) if one is not False else ()
@@ -226,7 +226,7 @@ def _joined(own: Schema, choices: list[Schema], *, is_all: bool) -> Schema:
 
 
 def _object_type(schema: Schema) -> Rewritten:
-    """Write `type: object` at the top, if it is not there."""
+    """Set `type: object` at the top if it is missing."""
     if schema.get("type") == "object":
         return schema, ()
     return {"type": "object", **{name: value for name, value in schema.items() if name != "type"}}, ("",)
@@ -239,7 +239,7 @@ def _members(schema: Schema) -> Rewritten:
 
 
 def _no_top(*names: str) -> Callable[[Schema], Rewritten]:
-    """Make a rewrite that leaves members out at the top."""
+    """Make a rewrite that removes members at the top."""
 
     def drop(schema: Schema) -> Rewritten:
         found = tuple(f"/{name}" for name in names if name in schema)
@@ -252,10 +252,10 @@ def _no_top(*names: str) -> Callable[[Schema], Rewritten]:
 
 
 def _bare_references(*kept: str) -> Callable[[Schema], Rewritten]:
-    """Make a rewrite of references that have other members beside them: the referenced schema stands in their place.
+    """Make a rewrite that replaces each reference with members beside it by the referenced schema.
 
     Args:
-        kept: members that may stand beside a reference.
+        kept: members that the service accepts beside a reference.
     """
 
     def rewrite(schema: Schema) -> Rewritten:
@@ -297,7 +297,7 @@ def _items(schema: Schema) -> Rewritten:
 
 
 def _definitions(schema: Schema) -> Rewritten:
-    """Keep definitions under `$defs` at the top, and point to them there."""
+    """Move `definitions` to `$defs` at the top, and change the references to them."""
     if not isinstance(schema.get("definitions"), dict):
         return schema, ()
 
@@ -314,7 +314,7 @@ def _definitions(schema: Schema) -> Rewritten:
 
 
 ANYTHING: Final = tuple({"type": kind} for kind in ("string", "number", "boolean", "object", "null"))
-"""Alternatives for a schema without a type, for services that want one in each schema."""
+"""Alternatives for a schema without a type, for services that require one in each schema."""
 KINDS: Final[tuple[tuple[type[Any], str], ...]] = (
     (bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (type(None), "null"), (dict, "object"),
     (list, "array"),
@@ -349,7 +349,7 @@ def _of_type(choice: Any, said: Any) -> Any:
 
 
 def _alternatives(node: Schema, kinds: list[Schema]) -> Schema:
-    """Return alternatives of these types that share what else a schema says."""
+    """Return alternatives of these types, each with the schema's other members."""
     above: Schema = {name: node[name] for name in ("description", "default", "$defs") if name in node}
     rest = {name: value for name, value in node.items() if name not in above and name != "type"}
     if len(kinds) == 1:
@@ -416,7 +416,7 @@ RULES: Final[dict[str, tuple[SchemaRule, ...]]] = {
     "kimi": (
         SchemaRule(_definitions, "definitions stand in $defs here", MFJS, "required"),
         SchemaRule(_no_reference, NO_REFERENCE, MFJS),
-        SchemaRule(_definitions, "definitions stand in $defs here", MFJS, "required"),  # those of a reference
+        SchemaRule(_definitions, "definitions stand in $defs here", MFJS, "required"),  # those of a replaced one
         SchemaRule(_no_choices, NO_CHOICES, MFJS),
         SchemaRule(_object_type, NO_TYPE, MFJS, "required"),
         SchemaRule(_bare_references(), NO_MEMBERS, MFJS),
@@ -429,4 +429,4 @@ RULES: Final[dict[str, tuple[SchemaRule, ...]]] = {
              NO_MEMBERS, GEMINI_PAGE),
     ),
 }  # fmt: skip
-"""Dialect → what its service refuses, applied in this order."""
+"""Dialect → rules of its service, applied in this order."""

@@ -1,4 +1,4 @@
-"""A dialect as one value: what its file's tables and functions are for, and what all dialects do with them."""
+"""Defines `Dialect`: the tables and functions of a vendor's file, and the methods that use them for all dialects."""
 
 from __future__ import annotations
 
@@ -24,63 +24,63 @@ ReadT = TypeVar("ReadT", Conversation, Answer)
 
 
 def no_name(chunk: Json) -> str | None:
-    """Return the name under which a chunk is sent; this vendor sends none."""
+    """Return the event name of a chunk: None, for vendors that send none."""
     return None
 
 
 def same(document: Json) -> Json:
-    """Return a document as it is."""
+    """Return a document unchanged."""
     return document
 
 
 def first(at: str, document: Json) -> str:
-    """Return a pointer as it is."""
+    """Return a pointer unchanged."""
     return at
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """One vendor's dialect: its tables and its functions; a vendor's file ends with its own."""
+    """One vendor's dialect: its tables and functions; each vendor's file ends with its `Dialect`."""
 
     NAME: str
     TOOL_NAMES: Mapping[str, str]
-    """The names that the vendor's agent gives its tools → neutral names."""
+    """Tool names of the vendor's agent → neutral names."""
     CAPABILITIES: Manifest
-    """Abilities of a bare model behind the dialect."""
+    """Capabilities of a model without an agent in this dialect."""
     DEFAULTS: Mapping[str, Json]
-    """`model` and options of an order that says none."""
+    """`model` and options for an order without them."""
     DONE: bool = False
-    """True if a stream ends with the word `[DONE]`."""
+    """True if a stream ends with `[DONE]`."""
     read_request: Callable[[Json], Conversation]
-    """Reads a request; raises `TranslationError` `dialect_mapping_failed` if it is none."""
+    """Reads a request; raises `TranslationError` `dialect_mapping_failed` if the document is none."""
     write_request: Callable[[Conversation, LossLedger], dict[str, Any]]
     read_answer: Callable[[Json], Answer]
-    """Reads a response; raises `TranslationError` `dialect_mapping_failed` if it is none."""
+    """Reads a response; raises `TranslationError` `dialect_mapping_failed` if the document is none."""
     write_answer: Callable[[Answer, LossLedger], dict[str, Any]]
     read_stream: Callable[[Any], BlockReader]
     """Makes the reader of one stream's chunks."""
     write_stream: Callable[[Any, str], BlockWriter]
-    """Makes the writer of one stream's chunks, for events of the dialect given."""
+    """Makes the writer of one stream's chunks, for events that were read from the named dialect."""
     event_name: Callable[[Json], str | None] = no_name
-    """Returns the name under which a chunk is sent; None where it has none."""
+    """Returns the event name of a chunk; None if it has none."""
     usage: Counters
     endings: Endings
     error: Mapping[str, Json] = {}
     """Members of an error beside its message."""
     error_head: Mapping[str, Json] = {}
-    """Members beside an error."""
+    """Members beside the member `error`."""
     limits: ServerLimits = ServerLimits()
-    """Rules that the server documents beside its types."""
+    """Limits that the server documents and its types do not have."""
     normal: Callable[[Json], Json] = same
-    """Writes a document in the vendor's first spelling, where it takes two."""
+    """Converts a document to the vendor's main spelling (camelCase), if the vendor accepts two."""
     spelled_at: Callable[[str, Json], str] = first
-    """Returns a pointer by the names that a document has, where the vendor takes two spellings."""
+    """Returns a pointer spelled as in the document, if the vendor accepts two spellings."""
 
     def to_ir(self, request: Json) -> Translated[Conversation]:
-        """Read a request. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
+        """Read a request. Raises `TranslationError` `dialect_mapping_failed` if the document is none."""
         return self._read(self.read_request(request), request)
 
     def from_ir(self, conversation: Conversation) -> Translated[Json]:
-        """Write a request. Raises `TranslationError` where its meaning would break."""
+        """Write a request. Raises `TranslationError` if its meaning would change."""
         ledger = LossLedger(conversation.dialect, self.NAME, places=conversation.options_at)
         if not ledger.is_home:
             return Translated(self._foreign(conversation, ledger), ledger.done())
@@ -93,7 +93,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         write: Callable[[ReadT, LossLedger], dict[str, Any]],
         ledger: LossLedger,
     ) -> Translated[Json]:
-        """Write what was read in this dialect: the document itself until an edit; after it, changed forms are named."""
+        """Write a value read from this dialect: its own document if it was not edited, else with losses of form."""
         raw = value.raw
         if raw is not None:
             before = read(raw)
@@ -109,13 +109,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return self.write_request(fit, ledger)
 
     def _with_schemas(self, conversation: Conversation, ledger: LossLedger) -> Conversation:
-        """Write the schemas of the tools as the server takes them."""
+        """Return the conversation with schemas of its tools that the server accepts."""
         done = [accepted_tool(tool, self.NAME, ledger.source, tool.at) for tool in conversation.tools]
         ledger.add(loss for _, losses in done for loss in losses)
         return msgspec.structs.replace(conversation, tools=tuple(tool for tool, _ in done))
 
     def response_to_ir(self, response: Json) -> Translated[Answer]:
-        """Read a response. Raises `TranslationError` `dialect_mapping_failed` where it is none."""
+        """Read a response. Raises `TranslationError` `dialect_mapping_failed` if the document is none."""
         return self._read(self.read_answer(response), response)
 
     def _read(self, read: ReadT, raw: Json) -> Translated[ReadT]:
@@ -137,11 +137,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return Translated(self.write_answer(runnable(answer, self.limits, ledger), ledger), ledger.done())
 
     def map_work_order(self, order: WorkOrder, config: Mapping[str, Json]) -> Translated[Json]:
-        """Write an order as a request; `config` as for `agent_events.order_conversation`."""
+        """Write an order as a request; `config` as in `agent_events.order_conversation`."""
         return self.from_ir(agent_events.order_conversation(order, config, self.NAME, self.DEFAULTS))
 
     def map_response(self, response: Json, now: str = agent_events.EPOCH) -> list[AgentEvent]:
-        """Say a response as agent events, all at the time `now`."""
+        """Convert a response to agent events, all with the time `now`."""
         return agent_events.answer_events(self.response_to_ir(response).value, now)
 
     def StreamReader(self) -> BlockReader:
@@ -149,23 +149,23 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return self.read_stream(self)
 
     def StreamWriter(self, source: str = "") -> Any:
-        """Make the writer of one stream's chunks, for events of the dialect `source`."""
+        """Make the writer of one stream's chunks, for events that were read from the dialect `source`."""
         return self.write_stream(self, source)
 
     def StreamState(self, now: str = agent_events.EPOCH) -> agent_events.State:
-        """Make the state of one stream on its way to agent events."""
+        """Return a new state for the translation of one stream to agent events."""
         return agent_events.State(self.NAME, self.StreamReader(), now)
 
     def map_stream_event(self, chunk: Json, state: agent_events.State) -> list[AgentEvent]:
-        """Say one chunk as agent events; a call comes whole, when its arguments have ended."""
+        """Convert one chunk to agent events; a call becomes one event when its arguments are complete."""
         return agent_events.say(state.reader.read(chunk), state)
 
 
 def read_error(document: dict[str, Any], rest: dict[str, Any], reply: str, name: str) -> Answer | None:
-    """Read a body that only says an error, an answer without candidates; None if it says more.
+    """Read a body with only an error as an answer without candidates; None if it has content.
 
     Args:
-        reply: the member that has what was said.
+        reply: member with the content of an answer.
     """
     error = document.get("error")
     if document.get(reply) is not None or not ("error" in document or document.get("object") == "error"):
@@ -177,26 +177,26 @@ def read_error(document: dict[str, Any], rest: dict[str, Any], reply: str, name:
 def write_error(
     answer: Answer, notes: LossLedger, error: Mapping[str, Json], head: Mapping[str, Json]
 ) -> dict[str, Any]:
-    """Write an answer without candidates in the vendor's words for an error."""
+    """Write a failed answer as the vendor's error object."""
     if notes.is_home and answer.ext.get(notes.target):
         return dict(answer.ext[notes.target])
     return {**head, "error": {**error, "message": answer.error}}
 
 
 def type_name(chunk: Json) -> str | None:
-    """Return the name under which a chunk is sent: its type."""
+    """Return the event name of a chunk: its type."""
     return str(chunk.get("type", "error"))
 
 
 def outside(
     messages: tuple[Message, ...], ledger: LossLedger, stays: Callable[[Message], bool]
 ) -> tuple[Message | None, list[Message]]:
-    """Part system text from the messages, for vendors where it stands outside of them; what follows results joins them.
+    """Separate system text from the messages, for vendors that have it outside; join messages after results to them.
 
-    Several become one, and what another vendor said beside the text is lost.
+    Several system messages become one; members of another vendor beside their text are lost.
 
     Args:
-        stays: tells which system text its own dialect had among the messages.
+        stays: returns True for a system message that stays among the messages, as in its own dialect.
     """
     system: list[Message] = []
     others: list[Message] = []

@@ -1,1 +1,1 @@
-"""Policy: rules, patterns of paths and URLs, capabilities, approvals. Pure."""
+"""Decides what an agent may do: rules, patterns of paths and URLs, capabilities, approvals. Pure."""

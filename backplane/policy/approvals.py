@@ -1,7 +1,7 @@
-"""Questions that a host asks before it acts, and their answers. Pure.
+"""Decides and converts approvals: the asks of a host before it acts, and their answers. Pure.
 
-The policy answers first; what it leaves open goes to a person or a callback, and where nobody
-answers in time the ask's default decides.
+The policy decides first; if it has no answer, the user or a callback is asked, and without an answer in time the ask's
+default counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from backplane.policy.rules import Policy
 
 
 def judge(policy: Policy, ask: wire.Ask, *, root: str) -> Decision | None:
-    """Return the policy's answer to an ask; None if a person has to answer."""
+    """Return the policy's answer to an ask; None if the user must answer."""
     if ask.kind == "tool":
         cwd = ask.cwd if isinstance(ask.cwd, str) else None
         verdict = policy.decide_tool_call(ask.name or "", None if ask.input is UNSET else ask.input, root=root, cwd=cwd)
@@ -35,7 +35,7 @@ def judge(policy: Policy, ask: wire.Ask, *, root: str) -> Decision | None:
 
 
 def answer(ask: wire.Ask, decision: Decision) -> wire.AnswerMessage:
-    """The message that carries a decision back."""
+    """Return the message to the host with a decision."""
     return wire.AnswerMessage(
         ref_id=ask.ref_id,
         id=ask.id,
@@ -48,11 +48,11 @@ def answer(ask: wire.Ask, decision: Decision) -> wire.AnswerMessage:
 
 
 def checked(decision: Decision) -> Decision:
-    """Return a caller's decision with the types of its members checked, except its input.
+    """Check the types of a caller's decision, except its input, and return it.
 
     Raises:
-        ValueError: a member is of another type, or a word that is none of its own.
-        TypeError: it is no decision at all.
+        ValueError: a member has a wrong type or an unknown value.
+        TypeError: the value is no `Decision`.
     """
     if not isinstance(decision, Decision):
         raise TypeError(f"the function gave a {type(decision).__name__}, not a Decision")
@@ -61,7 +61,7 @@ def checked(decision: Decision) -> Decision:
 
 
 def answered(answer: wire.AnswerMessage) -> Decision:
-    """The decision that a message carries."""
+    """Return the decision in a message."""
     return Decision(
         decision=answer.decision,
         reason=answer.reason or "",
@@ -72,7 +72,7 @@ def answered(answer: wire.AnswerMessage) -> Decision:
 
 
 def changed(ask: wire.Ask, decision: Decision, reason: str) -> Decision:
-    """Say yes to an ask that was changed on its way: with what it holds now."""
+    """Turn a decision on a changed ask into `modify`, with the ask's present content."""
     decision = msgspec.structs.replace(decision, decision="modify", reason=reason)
     if ask.kind == "result":
         text = ask.output if isinstance(ask.output, str) else None
@@ -81,7 +81,7 @@ def changed(ask: wire.Ask, decision: Decision, reason: str) -> Decision:
 
 
 def describe(ask: wire.Ask) -> str:
-    """One readable line for the event that records an ask."""
+    """Return one line for the event of an ask."""
     if ask.kind == "tool":
         return f"asks to run {ask.name}"
     if ask.kind == "patch":
@@ -92,11 +92,11 @@ def describe(ask: wire.Ask) -> str:
 
 
 def body(ask: wire.Ask) -> dict[str, Json]:
-    """The ask as it stands in the event's `ext.ask`."""
+    """Return the ask in the form of the event's `ext.ask`."""
     members: dict[str, Json] = msgspec.to_builtins(ask)
     return {name: value for name, value in members.items() if name not in ("t", "ref_id")}
 
 
 def by_default(ask: wire.Ask, why: str) -> Decision:
-    """The ask's own default, for when nobody answers; for a tool that is always a denial."""
+    """Return the decision for an ask without an answer: its default; for a tool always `deny`."""
     return Decision(decision="deny" if ask.kind == "tool" else ask.default, reason=f"{why}; the default decides")

@@ -1,8 +1,7 @@
 """Decides an ended run again under another policy. Pure.
 
-Stored events go in with the policy of then and the one to try; out comes each decision that would
-differ. Both are decided anew by the same code, so that only the rules make the difference; what was
-redacted is judged as it is stored.
+From stored events, the policy of the run and the policy to try, it returns each decision that would differ. Both
+policies decide with the present code, so that only their rules differ; redacted values are used as they are stored.
 """
 
 from __future__ import annotations
@@ -26,13 +25,14 @@ from backplane.contract.events import (
 from backplane.policy.rules import Policy, Ruling, tool_names
 
 CALLS_OPEN_MAX: Final = 1000
-"""Calls of one run that may still be asked about; agents have a few at once, and answer them in order."""
+"""Maximum calls that wait for their ask; agents have a few at once. An ask about a further
+one counts as a decision of its own."""
 
 SUBJECT_CHARS_MAX: Final = 400
-"""Longest subject of a decision; of a longer command the beginning is enough."""
+"""Maximum length of a decision's subject; a longer one, such as a command, is cut."""
 
 _ASKED_KINDS: Final = ("tool", "patch")
-"""Asks that a policy decides; a question in words and a shown result are nobody's rule."""
+"""Kinds of asks that a policy decides; no rule is about questions to the user and shown results."""
 
 
 class Judged(msgspec.Struct, frozen=True, gc=False):
@@ -40,50 +40,50 @@ class Judged(msgspec.Struct, frozen=True, gc=False):
 
     allowed: Literal["allow", "deny", "ask"]
     rule: str | None
-    """List of the profile, `workspace` or `malformed`; None when nothing matched."""
+    """List of the profile, `workspace` or `malformed`; None if no rule matched."""
     pattern: str | None
     reason: str
 
 
 class Redecided(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One decision that would be another under the tried policy."""
+    """One decision that differs under the tried policy."""
 
     event: int | None
-    """Place in the trace, from 0; None for a file of the patch that no event names."""
+    """Index in the trace, from 0; None for a file of the patch that no event has."""
     kind: Literal["tool_call", "ask", "file_changed", "command", "patch"]
     subject: str
-    """Tool and what it was to do, a command, or a path."""
+    """A tool and its input, a command, or a path."""
     before: Judged
     after: Judged
     answered: str | None = None
-    """`allow`, `deny` or `modify`, as the host was answered then; None where nobody was asked."""
+    """The answer to the host in the run: `allow`, `deny` or `modify`; None without an ask."""
     by: str | None = None
     """Source of the answer: policy, hook, caller, default."""
 
 
 class Backtest:
-    """One run judged by two policies; `take` its events in order, then read `differing`."""
+    """Decides one run by two policies: `take` its events in order, then read `differing`."""
 
     def __init__(self, before: Policy, after: Policy, root: str) -> None:
         self.decisions = 0
-        """Decisions made with both."""
+        """Number of decisions, each by both policies."""
         self._policies = before, after
         self._root = root
         self._event = -1
         self._found: dict[int, Redecided] = {}
         """Number of the decision → the decision."""
         self._reasons: set[str] = set()
-        """Why the tried policy decides calls and events in another way."""
+        """Reasons of the tried policy for decisions on calls and events that differ."""
         self._open: dict[int, tuple[str, Json, int]] = {}
-        """Calls not asked about yet, oldest first: decision → tool, input, place in the trace."""
+        """Calls without an ask so far, oldest first: number of the decision → tool, input, index in the trace."""
         self._asked: dict[str, int] = {}
-        """Decision by id of the ask about it."""
+        """Id of an ask → number of its decision."""
         self._shells = 0
-        """Calls of a shell whose command is not reported yet."""
+        """Number of shell calls without a reported command so far."""
         self._paths: set[str] = set()
 
     def take(self, events: Iterable[AgentEvent]) -> None:
-        """Judge these events."""
+        """Decide on these events."""
         for event in events:
             self._event += 1
             judge = _JUDGES.get(type(event))
@@ -91,7 +91,7 @@ class Backtest:
                 judge(self, event)
 
     def take_files(self, paths: Iterable[str]) -> None:
-        """Judge the files of the patch that no event named.
+        """Decide on the files of the patch that are in no event.
 
         Args:
             paths: relative to the workspace.
@@ -101,7 +101,7 @@ class Backtest:
                 self._write(f"./{path}", path, "patch", None)
 
     def differing(self) -> Iterator[Redecided]:
-        """The decisions that would differ, in the order of their events."""
+        """Return the decisions that differ, in the order of their events."""
         return (self._found[number] for number in sorted(self._found))
 
     def _both(self, decide: Any) -> tuple[Ruling, Ruling]:
@@ -147,7 +147,7 @@ class Backtest:
             self._answer(answer)
 
     def _ask(self, ask: dict[str, Any]) -> None:
-        """An ask is the same decision as the call that it is about, with the folder that it counts from."""
+        """Repeat the decision on the ask's call, now with the ask's working folder."""
         name, input = str(ask.get("name") or ""), ask.get("input")
         if ask["kind"] == "patch":
             number = self._patch([path for path in ask.get("files") or () if isinstance(path, str)])
@@ -181,7 +181,7 @@ class Backtest:
         self._write(event.path, event.path, "file_changed", self._event)
 
     def _write(self, path: str, shown: str, kind: str, place: int | None) -> None:
-        """A file that changed; where the call that changed it differs alike, that is the same decision."""
+        """Decide on a changed file; if its call differs for the same reason, that is the same decision."""
         number = self.decisions
         self.decisions += 1
         both = self._both(lambda policy: policy.decide_write(path, self._root))

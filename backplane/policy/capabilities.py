@@ -1,8 +1,7 @@
 """Compares an order's requirements with a backend's manifest.
 
-A manifest and requirements go in, one finding a requirement comes out, with its reason and
-with the smallest change to the order that this backend would take. Who supplies what is
-missing, choosing another backend and asking the host are not here.
+It returns one finding for each requirement, with its reason, and the smallest change to the order that this backend
+would accept. It neither supplies missing capabilities, nor chooses another backend, nor asks the host.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ from backplane.contract.unknown import nearest_name
 from backplane.errors import CapabilityError
 
 Verdict = Literal["native", "emulated", "restricted", "missing"]
-"""Support by the backend; `missing` is absent, unsupported, or not a word of the contract."""
+"""Support by the backend; `missing` if the capability is absent, unsupported, or unknown to the contract."""
 
 _DOWNWARDS: Final[tuple[Threshold, ...]] = ("native", "emulated", "any")
 """Thresholds from the most to the least demanding."""
 
 
 class RequirementCheck(msgspec.Struct, frozen=True):
-    """One requirement and what became of it."""
+    """One requirement, and whether the manifest satisfies it."""
 
     capability: str
     min_support: Threshold
     verdict: Verdict
     satisfied: bool
     reason: str
-    """One line for people, whichever way it went."""
+    """One line for the user, also if the requirement is satisfied."""
 
 
 class RequirementChange(msgspec.Struct, frozen=True):
@@ -50,7 +49,7 @@ class RequirementChange(msgspec.Struct, frozen=True):
     capability: str
     min_support: Threshold
     to: Threshold | None
-    """The threshold that would be met; None drops the requirement."""
+    """The threshold that the manifest meets; None to drop the requirement."""
 
     def to_wire(self) -> Json:
         wire: dict[str, Json] = {"capability": self.capability, "from": self.min_support}
@@ -61,11 +60,11 @@ class RequirementChange(msgspec.Struct, frozen=True):
 
 
 class Negotiation(msgspec.Struct, frozen=True):
-    """The findings of one order against one manifest, in the order's own sequence."""
+    """The findings on one order's requirements and one manifest, in the order of the requirements."""
 
     findings: tuple[RequirementCheck, ...]
     smallest_change: tuple[RequirementChange, ...]
-    """Empty when everything is satisfied. Taking it makes the order one that this manifest satisfies."""
+    """The changes after which the manifest satisfies the order; empty if it does already."""
 
     @property
     def satisfied(self) -> bool:
@@ -77,7 +76,7 @@ class Negotiation(msgspec.Struct, frozen=True):
 
     @property
     def smallest_change_text(self) -> str:
-        """The smallest change as one sentence without a full stop; empty when none is needed."""
+        """The smallest change as one sentence without a full stop; empty if none is needed."""
         return "; ".join(str(change) for change in self.smallest_change)
 
     def to_wire(self) -> Json:
@@ -90,16 +89,16 @@ class Negotiation(msgspec.Struct, frozen=True):
 
 
 def supplied(manifest: Manifest, names: Iterable[str]) -> Manifest:
-    """The manifest with what the control plane supplies itself, as emulated; what the backend has stays its own."""
+    """Return the manifest with these capabilities as emulated, by the control plane, if the backend lacks them."""
     missing = {name: EMULATED for name in names if manifest.levels.get(name, UNSUPPORTED).name == "unsupported"}
     return msgspec.structs.replace(manifest, levels={**manifest.levels, **missing}) if missing else manifest
 
 
 def negotiate(requirements: Requirements, *offers: Manifest) -> Negotiation:
-    """Judge every requirement; an ability that the manifest does not name satisfies no threshold, `any` included.
+    """Check every requirement; a capability that is not in the manifest satisfies no threshold, not even `any`.
 
     Args:
-        offers: manifests; the first that satisfies all counts, else the first.
+        offers: manifests; the result is for the first that satisfies all requirements, else for the first.
     """
     judged = [_judge_all(requirements, offer) for offer in offers]
     return next((found for found in judged if found.satisfied), judged[0])
@@ -111,10 +110,10 @@ def _judge_all(requirements: Requirements, manifest: Manifest) -> Negotiation:
 
 
 def refusal(negotiation: Negotiation, backend_id: str, kept_since: str | None = None) -> CapabilityError:
-    """Build the `capability_unsupported` error that names every unmet requirement and the way out.
+    """Return the `capability_unsupported` error with every unmet requirement and the smallest change.
 
     Args:
-        kept_since: the time of the kept hello that says so; None where the host was asked just now.
+        kept_since: time of the cached hello with the manifest; None if the host was asked just now.
     """
     unmet = "; ".join(finding.reason for finding in negotiation.unmet)
     kept = f"; known from its hello of {kept_since}: any order it does not refuse asks it anew" if kept_since else ""
@@ -165,7 +164,7 @@ def _changes(findings: Iterable[RequirementCheck], manifest: Manifest) -> Iterab
 
 
 def _best_threshold(name: str, manifest: Manifest) -> Threshold | None:
-    """The most demanding threshold that this manifest meets for the ability."""
+    """Return the most demanding threshold that this manifest meets for a capability; None if it meets none."""
     for threshold in _DOWNWARDS:
         if _judge(Requirement(name, threshold), manifest).satisfied:
             return threshold

@@ -1,8 +1,8 @@
-"""The glob language of `contracts/policy-rules.md`, compiled once and decided in linear time.
+"""Compiles the globs of `contracts/policy-rules.md` into sets that are matched in linear time.
 
-Patterns go in; for a path, the first pattern that matches comes out. A path is compared as its UTF-8 bytes, so `?` and
-`[…]` take one byte. A pattern that is a name goes into a table. Any other becomes a regular expression: braces are
-spelled out, and what stands between two stars is an atomic group, which takes the first place that it fits.
+A set returns the first pattern that matches a path. A path is compared as its UTF-8 bytes, so `?` and `[…]` match one
+byte. A pattern that is a name goes into a table. Any other becomes a regular expression: braces are expanded, and the
+text between two stars is an atomic group, which matches at the first possible place.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Final
 from backplane.errors import PolicyError
 
 PATTERN_BYTES_MAX: Final = 1024
-"""Longest pattern. A quarter of Linux's longest path; nobody writes one by hand."""
+"""Maximum length of a pattern, a quarter of Linux's longest path; a longer one is `policy_invalid`."""
 
 VARIANTS_MAX: Final = 1024
-"""Most patterns that the braces of one may stand for: ten pairs, where thirty would be a thousand million."""
+"""Maximum patterns to which the braces of one may expand: ten pairs of two choices. More are `policy_invalid`."""
 
 SET_BYTES_MAX: Final = 65_536
-"""Most bytes of one set after its braces are spelled out; compiling costs about a microsecond a byte."""
+"""Maximum bytes of one set with its braces expanded; compiling takes about a microsecond a byte."""
 
 SCAN_BYTES_MAX: Final = 4096
-"""Most bytes of one set between two stars, which are compared at every place of a path. The worst decision takes 30 ms,
-as a path has at most `PATH_BYTES_MAX` bytes."""
+"""Maximum bytes of one set between two stars, which are compared at every place of a path. The slowest match takes
+30 ms, as a path has at most `PATH_BYTES_MAX` bytes."""
 
 _SCAN_STEP_BYTES: Final = 8
-"""Cost of one step to the next place, measured in bytes compared."""
+"""Cost of one step to the next place of a path, in compared bytes."""
 
 PATH_BYTES_MAX: Final = 4096
-"""Longest path that is decided: Linux's PATH_MAX."""
+"""Maximum length of a path: Linux's PATH_MAX. A longer one is denied."""
 
 
 _PLAIN: Final = re.compile(r"(?P<deep>\*\*/)?(?P<name>[^*?\[\]{}\\/]+(?P<more>(?:/[^*?\[\]{}\\/]+)*))(?P<below>/\*\*)?")
@@ -39,14 +39,14 @@ _PLAIN: Final = re.compile(r"(?P<deep>\*\*/)?(?P<name>[^*?\[\]{}\\/]+(?P<more>(?
 
 
 class _NamePatterns:
-    """The patterns of a set that are names; a table decides them, however many they are."""
+    """The patterns of a set that are names; they are looked up in tables, so their number costs no time."""
 
     def __init__(self) -> None:
         self._tables: dict[tuple[bool, bool], dict[bytes, int]] = {}
-        """Name → the first pattern that is this name, by whether the name may be anywhere, and has to be a folder."""
+        """(name may be in any folder, name must be a folder) → name → number of the first pattern with it."""
 
     def add(self, pattern: str, number: int) -> bool:
-        """Take a pattern if it is a name; return whether it is."""
+        """Add a pattern if it is a name; return whether it is one."""
         found = _PLAIN.fullmatch(pattern)
         if found is None or (found["deep"] and found["more"]):
             return False
@@ -64,7 +64,7 @@ class _NamePatterns:
 
 
 class Globs:
-    """A compiled list of patterns; `matches` answers with the pattern that matched."""
+    """A compiled list of patterns; `matches` returns the pattern that matched."""
 
     def __init__(
         self,
@@ -77,16 +77,16 @@ class Globs:
         self._names = names
         self._expression = expression
         self._numbers = numbers
-        """The pattern of each group of the expression."""
+        """Group of the expression → number of its pattern."""
 
     def __bool__(self) -> bool:
         return bool(self.patterns)
 
     def matches(self, path: str) -> str | None:
-        """Return the first pattern that matches the whole path, or None.
+        """Return the first pattern that matches the whole path; None if there is none.
 
         Raises:
-            PolicyError: `policy_denied`, the path is longer than `PATH_BYTES_MAX` and so undecided.
+            PolicyError: `policy_denied`, the path is longer than `PATH_BYTES_MAX`.
         """
         if not self.patterns:
             return None
@@ -107,7 +107,7 @@ def compile_globs(patterns: Sequence[str]) -> Globs:
     """Compile patterns into one set.
 
     Raises:
-        PolicyError: `policy_invalid`, a pattern is malformed, or the set is too costly to decide.
+        PolicyError: `policy_invalid`, a pattern is malformed, or the set is too expensive to match.
     """
     names, numbers, branches = _NamePatterns(), list[int](), list[str]()
     set_bytes = scan_bytes = 0
@@ -148,10 +148,10 @@ def _size(units: str) -> int:
 
 
 def _expression(chunks: list[str]) -> str:
-    """Write units and gaps as a regular expression that never tries a place twice.
+    """Return a regular expression for units and gaps that never tries a place twice.
 
-    The units after a gap take the first place they fit: a later one leaves no more room to those that follow. The last
-    units are compared once, from the end.
+    The units after a gap match at the first possible place: a later one would leave less room for the following units.
+    The last units are compared once, from the end.
     """
     if len(chunks) == 1:
         return chunks[0]
@@ -167,11 +167,12 @@ def _expression(chunks: list[str]) -> str:
 
 
 def _variants(pattern: str) -> Iterator[str]:
-    """Yield the patterns without braces that this one stands for, as units and gaps."""
+    """Yield the expansions of a pattern's braces, as units and gaps."""
     found = 0
     for text in _spelled_out(pattern):
         parts = _LOOSE.split(_GAPS.sub(lambda gaps: "*" if "*" in gaps[0] else "/", text))
-        # The first place is the right one only after a slash: elsewhere nothing, and bytes up to a slash, are two.
+        # The first place is the right one only after a slash. Elsewhere the gap makes two patterns: one with nothing,
+        # one with bytes that end in a slash.
         found += 1 << (len(parts) - 1)
         if found > VARIANTS_MAX:
             raise _too_many(pattern)
@@ -180,12 +181,12 @@ def _variants(pattern: str) -> Iterator[str]:
 
 
 def _spelled_out(pattern: str) -> list[str]:
-    """Read a pattern, and spell its braces out."""
+    """Read a pattern, and expand its braces."""
     if len(_encode(pattern)) > PATTERN_BYTES_MAX:
         raise _invalid(pattern, f"is longer than {PATTERN_BYTES_MAX} bytes", "use a shorter pattern")
     place, variants, choices = 0, [""], list[str]()
     outer: list[tuple[list[str], list[str]]] = []
-    """Of each open brace, the variants before it, and the choices read so far of the brace around it."""
+    """For each open brace: the variants before it, and the choices so far of the brace around it."""
     while place < len(pattern):
         word = _WORD.match(pattern, place)
         if word is None:
@@ -216,10 +217,10 @@ def _spelled_out(pattern: str) -> list[str]:
 
 
 def _read(pattern: str, word: re.Match[str], *, is_first: bool, is_inside: bool) -> str:
-    """Write a word of a pattern as units and gaps.
+    """Convert a word of a pattern to units and gaps.
 
     Args:
-        is_first: it begins the pattern, or a choice.
+        is_first: True if it begins the pattern or a choice.
     """
     if word["members"]:
         return f"[{'^' if word['negated'] else ''}{''.join(_ranges(pattern, word['members']))}]"
@@ -229,7 +230,7 @@ def _read(pattern: str, word: re.Match[str], *, is_first: bool, is_inside: bool)
         return "*"
     if word["deep"]:
         if is_first and not is_inside and word.end() == len(pattern):
-            return "*"  # `**/` and nothing more matches everything, not only what ends in a slash.
+            return "*"  # `**/` alone matches every path, not only those that end in a slash.
         return "/" if is_first or pattern[: word.start()].endswith("/") else r"*\x2f"
     return _bytes(word["escaped"] or word[0])
 
@@ -249,7 +250,7 @@ def _encode(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        # A lone surrogate out of JSON is no file name of this system, yet it must be decided.
+        # A lone surrogate from JSON is in no file name of this system, but the path must be matched, too.
         return text.encode("utf-8", "surrogatepass")
 
 

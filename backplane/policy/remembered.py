@@ -2,7 +2,7 @@
 
 An answer for `ls` must not allow `rm -rf`. So an answer about a command line covers lines with the same program, if
 the program only shows things or runs the project's own checks; lines with the same program and sub-command, if the
-program has sub-commands that say what they do; and otherwise only the same line.
+program has sub-commands that name their action; and otherwise only the same line.
 """
 
 from __future__ import annotations
