@@ -368,7 +368,7 @@ def write_item(part: ir.Part, notes: LossLedger) -> Json:
             if made:
                 notes.degrade(part.at, "thinking", "thinking stands in a summary, without this vendor's proof")
                 out["id"] = f"rs_{_word(part)}"
-        case _:  # The vendor looks up thinking without its own proof in its store, and fails.
+        case _:  # The vendor would look up thinking without its own proof in its store.
             notes.lose_part(part)
             return None
     return added(out, part, NAME) if home else out

@@ -221,7 +221,7 @@ class Conversation(Node, frozen=True, kw_only=True, gc=False):
     raw: Json = None
     """The document that was read; its dialect writes it again while it still reads as this conversation."""
     spelled: frozenset[str] = frozenset()
-    """Names of members that the document had in snake_case, where the vendor takes two spellings."""
+    """Names of members that the document had in snake_case, if the vendor accepts two spellings."""
 
 
 class TokenCounts(Node, frozen=True, kw_only=True, gc=False):
@@ -245,7 +245,7 @@ class Candidate(Node, frozen=True, kw_only=True, gc=False):
     stop: Stop | None = None
     """None while the answer is not complete."""
     stop_raw: str | None = None
-    """The vendor's word for the reason; it is written again while it means the same as `stop`."""
+    """The vendor's own stop reason; it is written again while it means the same as `stop`."""
     stop_sequence: str | None = None
     stop_at: str = ""
     """JSON pointer to the source of the reason."""

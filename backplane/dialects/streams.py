@@ -345,7 +345,7 @@ class BlockWriter:
     has_refusals = True
     """True if the target has blocks for refusals."""
     cites_at_end = False
-    """True if the end of a block contains its citations; no stream takes a signature of another vendor."""
+    """True if the end of a block contains its citations; no stream accepts another vendor's signature."""
     takes_objects = False
     """True if arguments must be an object; the free text of a call then becomes its member `input`."""
 

@@ -27,7 +27,7 @@ class ComparablePath(msgspec.Struct, frozen=True):
     """A path in the form in which paths and globs are compared."""
 
     path: str
-    """Relative to the root, `.` for the root itself; absolute if it is outside and the root is known."""
+    """Relative to the root, `.` for the root itself; outside of it absolute, unless it was relative without a root."""
     outside: bool
 
 
@@ -279,7 +279,7 @@ def _git_names(path: str) -> Iterator[str]:
     for spelled in (name, unescaped(name)) if quoted.startswith('"') else (name,):
         first, _, rest = spelled.partition("/")
         if first and rest:
-            yield rest  # Without its prefix, which can be any word.
+            yield rest  # Without its prefix, which can be any name.
         if spelled and not (rest and first in ("a", "b")):
             yield spelled
 
