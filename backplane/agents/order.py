@@ -1,6 +1,6 @@
-"""An order as every agent takes it: its conversation, folders, environment, servers; its words, shape and limits.
+"""Reads what every agent needs from an order: conversation, folders, environment, MCP servers, prompt, schema, limits.
 
-How an agent is given any of it is written in the agent's own `start` and `agent`.
+Each agent's own `start` and `agent` pass it to the agent.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-"""Id of a conversation, which becomes part of a path."""
+"""Pattern of a conversation's id, which becomes part of a path."""
 
 # The conversation -----------------------------------------------------------------------------------------------------
 
 
 class Continuation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Wish of an order about its conversation: to keep it, to resume one, or to fork one."""
+    """What an order requests for its conversation: to keep it, to resume one, or to fork one."""
 
     keep: bool = False
     resume: str | None = None
@@ -46,7 +46,7 @@ class Continuation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def wanted(self) -> str | None:
-        """The conversation that has to be there."""
+        """Id of the conversation to resume or fork; None without one."""
         return self.resume or self.fork
 
     @property
@@ -56,7 +56,7 @@ class Continuation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_conversation(run: Given) -> Continuation:
-    """Which conversation the order wants. Raises ConfigError: `config_invalid`."""
+    """Read which conversation the order requests. Raises ConfigError: `config_invalid`."""
     said = run.order.abp("session")
     try:
         asked = msgspec.convert({} if said is None else said, Continuation)
@@ -75,33 +75,33 @@ class AgentFolders(msgspec.Struct, frozen=True):
     """Folders of the agent's state in this run."""
 
     state: str
-    """Ours alone, and removed at the end."""
+    """Folder of this run alone, removed at its end."""
     config: str | None
-    """Its configuration and conversations; None is the user's own."""
+    """Folder of the agent's configuration and conversations; None for the user's own."""
 
 
 def folders_of(run: Given, state: str, *, own: bool) -> AgentFolders:
-    """Return where the agent's state lies.
+    """Return the folders of the agent's state.
 
     Args:
-        state: the folder that is ours alone.
-        own: take the user's own configuration.
+        state: the folder of this run alone.
+        own: True to use the user's own configuration.
     """
     kept = os.environ.get(STATE) if read_conversation(run).kept else None
     return AgentFolders(state, None if own else os.path.join(kept or state, "config"))
 
 
 def place_of(run: Given, state: str, *, own: bool, conversations: str) -> AgentFolders:
-    """Make the folders, and look whether the conversation is there.
+    """Make the folders, and check that the requested conversation exists.
 
     Args:
         state: an empty folder.
-        own: as `folders_of` takes it.
+        own: see `folders_of`.
         conversations: pattern of a conversation's file below the configuration, with `{}` for its id.
 
     Raises:
         ConfigError: `config_invalid`, there is no such conversation.
-        BackendError: `capability_unsupported`, there is no folder for any.
+        BackendError: `capability_unsupported`, there is no folder for conversations.
     """
     os.mkdir(os.path.join(state, "tmp"))
     asked, place = read_conversation(run), folders_of(run, state, own=own)
@@ -117,12 +117,12 @@ def place_of(run: Given, state: str, *, own: bool, conversations: str) -> AgentF
 
 
 def behind_key_proxy() -> bool:
-    """Tell whether the control plane sees what the agent asks its model's service, and holds its budget by that."""
+    """Return True if model requests go through the control plane's proxy, which then also enforces the budget."""
     return KEY_PROXY in os.environ
 
 
 def asked_at(base_url: str | None) -> str | None:
-    """Return where the agent is to ask its model's service: at the control plane's proxy where that has its key."""
+    """Return the address for model requests: the control plane's proxy if that has the key, else `base_url`."""
     proxy = os.environ.get(KEY_PROXY)
     return base_url if proxy is None or base_url is None else proxy + urlsplit(base_url).path
 
@@ -138,11 +138,11 @@ def without_version(base_url: str | None) -> str | None:
 def environment_of(
     run: Given, place: AgentFolders, own: Mapping[str, str | None], quiet: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the environment of the agent's program: the user's variables, ours over them, the order's over both.
+    """Return the environment of the agent's program: the user's variables, overridden by ours, then by the order's.
 
     Args:
-        own: set whatever the user has; one that is None is not.
-        quiet: set where the user has them not.
+        own: variables that override the user's; None leaves one unchanged.
+        quiet: variables that are set only if the user has not set them.
     """
     env = {**(quiet or {}), **os.environ, "TMPDIR": os.path.join(place.state, "tmp")}
     env |= {name: value for name, value in own.items() if value is not None}
@@ -152,12 +152,12 @@ def environment_of(
 
 
 def keep_name(place: AgentFolders, id: str, root: str) -> None:
-    """Remember a kept conversation and where it works, where the agent's own files do not tell.
+    """Store a kept conversation's id and folder, for an agent whose own files do not have them.
 
-    `KEPT` is the pattern of conversations then.
+    For such an agent, `KEPT` is the pattern of conversations.
 
     Raises:
-        BackendError: `capability_unsupported`, an id that cannot be asked for again.
+        BackendError: `capability_unsupported`, an order could not name this id.
     """
     if not _ID.fullmatch(id):
         raise BackendError("capability_unsupported", f"the agent's conversation has an odd id: {id[:80]!r}")
@@ -172,10 +172,10 @@ KEPT: Final = "conversations/{}"
 
 
 def require_same_folder(run: Given, place: AgentFolders) -> None:
-    """Refuse a conversation that stays with its folder, where the run is elsewhere; `keep_name` said where it began.
+    """Refuse to continue a conversation in another folder than the one that `keep_name` stored.
 
     Raises:
-        BackendError: `capability_unsupported`, the run is in a copy, which is gone after it.
+        BackendError: `capability_unsupported`, the run is in a copy, which is removed after it.
         ConfigError: `config_invalid`, the run is in another folder.
     """
     asked, spec = read_conversation(run), run.order.workspace
@@ -190,7 +190,7 @@ def require_same_folder(run: Given, place: AgentFolders) -> None:
 
 
 def require_price(run: Given, prices: object, model: str = "the model") -> None:
-    """Refuse a budget that cannot be held. Raises ConfigError: `config_invalid`, nobody said what the model costs."""
+    """Refuse a budget if the model has no price. Raises ConfigError: `config_invalid`."""
     if run.order.config.max_budget_usd is not None and prices is None:
         fact = f"max_budget_usd cannot be held: what {model} costs is not known"
         raise ConfigError("config_invalid", fact, hint="options = {prices = {input = …, output = …}}, in dollars")
@@ -200,12 +200,12 @@ def require_price(run: Given, prices: object, model: str = "the model") -> None:
 
 
 def hook_events(run: Given) -> set[Json]:
-    """Return the events that hooks of the order wait for: `post_tool` looks at results before the model does."""
+    """Return the events of the order's hooks; a `post_tool` hook sees results before the model does."""
     return {row.get("event") for row in run.order.abp("hooks") or () if isinstance(row, dict)}
 
 
 def require_able(run: Given, row: AgentRow) -> None:
-    """Refuse an order that asks for more than its agent can do, before anything is started.
+    """Refuse an order that needs more than its agent can do, before a process is started.
 
     Raises:
         BackendError: `capability_unsupported`.
@@ -221,7 +221,7 @@ def require_able(run: Given, row: AgentRow) -> None:
 
 
 def own_settings(run: Given, agent: str, known: Collection[str]) -> dict[str, Any]:
-    """Return the order's settings for this agent alone, all of them text, with the system prompt for any agent.
+    """Return the order's settings for this agent, all of them texts; `system` includes the order's system prompt.
 
     Raises:
         ConfigError: `config_invalid`.
@@ -248,12 +248,13 @@ def server_rows(
     headers: str = "headers",
     timed: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Return the MCP servers of configuration and order, as an agent's own client takes them: name → members.
+    """Return the MCP servers of configuration and order, in the form of an agent's MCP client: name → members.
 
     Args:
-        local: members of its own for a server that is started; so `remote` for one that is reached by its address.
-        headers: its name for the member `headers`.
-        timed: with the member `tool_ms`, which no vendor's client has.
+        local: members to add to a server with a command.
+        remote: members to add to a server with an address.
+        headers: the agent's name for the member `headers`.
+        timed: True to keep the member `tool_ms`, which no vendor's client has.
 
     Raises:
         ConfigError: `config_invalid`, a row cannot be read.
@@ -277,12 +278,12 @@ def server_rows(
 
 
 def toml(text: str) -> str:
-    """Return a text as TOML writes it: a string of JSON is one of TOML."""
+    """Return a text as a TOML string; every JSON string is one."""
     return msgspec.json.encode(text).decode()
 
 
 def found(program: str, install: str, env: Mapping[str, str]) -> str:
-    """The program's path. Raises BackendError: `backend_unavailable`, it is not there."""
+    """Return the program's path. Raises BackendError: `backend_unavailable`, it is not found."""
     # A relative folder of PATH could hold a program of the workspace.
     folders = filter(os.path.isabs, env.get("PATH", os.defpath).split(os.pathsep))
     path = shutil.which(program, path=os.pathsep.join(folders))
@@ -295,50 +296,51 @@ def found(program: str, install: str, env: Mapping[str, str]) -> str:
 # What the agent is given ----------------------------------------------------------------------------------------------
 
 CONTEXT_BYTES_MAX: Final = 1024 * 1024
-"""Snippets of an order that travel in the prompt."""
+"""Maximum bytes of an order's snippets, all together; more is refused with `backend_context_length`."""
 AGAIN: Final = "This does not satisfy the JSON Schema:\n{fault}\nAnswer with the corrected JSON value alone."
-"""Request to correct an answer, for an agent that answers in words."""
+"""Request to correct an answer, for an agent that answers in text."""
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """An order as any agent's run takes it."""
+    """An order in the form for the run of any agent."""
 
     prompt: Json
-    """The first words: a text, or blocks of a message."""
+    """The first message: a text, or blocks."""
     silence_s: int = 0
-    """Seconds that the agent may be silent while no tool runs; 0 if it is not watched."""
+    """Seconds that the agent may be silent while no tool runs; 0 for no limit."""
     conversation: Continuation = Continuation()
     shape: AnswerSchema | None = None
-    """Shape that the answer must have; None for any."""
+    """Schema that the answer must match; None without one."""
     again: str = AGAIN
-    """Said to an answer of another shape; `{fault}` is what is wrong with it."""
+    """Sent if the answer does not match its schema; `{fault}` is the mismatch."""
     labels: Mapping[str, str] = {}
-    """Words by which the agent names a failure → the contract's code."""
+    """Agent's name for a failure → the contract's code."""
     price: Price | None = None
     """Configured price of the model; None without one."""
     budget_micros: int | None = None
-    """None where there is no budget, or the agent holds it itself; so for the turns."""
+    """Budget in millionths of a dollar; None without one, or if the agent itself enforces it."""
     turns_max: int | None = None
+    """Maximum model requests; None without a limit, or if the agent itself enforces it."""
 
 
 def budget_of(run: Given) -> int | None:
-    """The order's budget in millionths of a dollar."""
+    """Return the order's budget in millionths of a dollar; None without one."""
     usd = run.order.config.max_budget_usd
     return None if usd is None else micros(Decimal(str(usd)))
 
 
 def shape_of(run: Given) -> AnswerSchema | None:
-    """The shape that the answer has to have. Raises ConfigError: `config_invalid`."""
+    """Return the schema that the answer must match; None without one. Raises ConfigError: `config_invalid`."""
     schema = run.order.abp("output_schema")
     if schema is None:
         return None
-    from backplane.agents.structured import AnswerSchema  # `jsonschema` takes 60 ms, and few orders have a shape.
+    from backplane.agents.structured import AnswerSchema  # Importing `jsonschema` takes 60 ms; few orders need it.
 
     return AnswerSchema(schema)
 
 
 def sampling_of(run: Given) -> dict[str, Any]:
-    """The order's own parameters of the model, `config.vendor.abp.sampling`. Raises ConfigError: `config_invalid`."""
+    """Return the order's model parameters, `config.vendor.abp.sampling`. Raises ConfigError: `config_invalid`."""
     asked = run.order.abp("sampling") or {}
     if not isinstance(asked, dict) or not set(asked) <= {"max_tokens", "temperature"}:
         fact = "config.vendor.abp.sampling cannot be read"
@@ -347,7 +349,7 @@ def sampling_of(run: Given) -> dict[str, Any]:
 
 
 def read_history(run: Given) -> tuple[ir.Message, ...]:
-    """Read the messages before this order, `config.vendor.abp.history`; a call without a result gets one that says so.
+    """Read the messages before this order, `config.vendor.abp.history`; a call without a result gets a placeholder.
 
     Raises:
         ConfigError: `config_invalid`.
@@ -356,13 +358,13 @@ def read_history(run: Given) -> tuple[ir.Message, ...]:
 
 
 def read_images(run: Given) -> tuple[said.Image, ...]:
-    """The pictures that go with the task, `config.vendor.abp.images`. Raises ConfigError: `config_invalid`."""
+    """Read the images of the task, `config.vendor.abp.images`. Raises ConfigError: `config_invalid`."""
     fix = "a list of {media_type, data} in Base64, or {url}"
     return pictures.checked(_read(run, "images", tuple[said.Image, ...], fix))
 
 
 def _read(run: Given, name: str, kind: type[T], fix: str) -> T:
-    """Read a list of the order's own members. Raises ConfigError: `config_invalid`."""
+    """Read a list in `config.vendor.abp`. Raises ConfigError: `config_invalid`."""
     try:
         return msgspec.convert(run.order.abp(name) or (), kind)
     except msgspec.ValidationError as error:
@@ -370,7 +372,7 @@ def _read(run: Given, name: str, kind: type[T], fix: str) -> T:
 
 
 def snippets(run: Given) -> list[str]:
-    """The order's snippets in words. Raises BackendError: `backend_context_length`."""
+    """Return the order's snippets as texts for the prompt. Raises BackendError: `backend_context_length`."""
     parts = [f"Context, {snippet.name}:\n{snippet.content}" for snippet in run.order.context.snippets]
     if sum(len(part.encode()) for part in parts) > CONTEXT_BYTES_MAX:
         raise BackendError("backend_context_length", f"the order's snippets are over {CONTEXT_BYTES_MAX} bytes")
@@ -378,20 +380,20 @@ def snippets(run: Given) -> list[str]:
 
 
 def prompt_of(run: Given) -> str:
-    """The first words to the agent: snippets, names of files, the task. Raises BackendError."""
+    """Return the prompt: snippets, names of files, the task. Raises BackendError."""
     files = run.order.context.files
     named = [f"Files to look at first: {', '.join(files)}"] if files else []
     return "\n\n".join([*snippets(run), *named, run.order.task])
 
 
 def with_images(run: Given, words: str, block: Callable[[str, str], Json]) -> Json:
-    """Return the first words, as blocks of a message if pictures go with them.
+    """Return the prompt; as blocks of a message if the order has images.
 
     Args:
-        block: makes one of a picture's type and its Base64.
+        block: returns the block for an image's media type and Base64 data.
 
     Raises:
-        BackendError: `capability_unsupported`, a picture by its address.
+        BackendError: `capability_unsupported`, an image is given by its URL.
         ConfigError: `config_invalid`.
     """
     images = read_images(run)
@@ -403,10 +405,10 @@ def with_images(run: Given, words: str, block: Callable[[str, str], Json]) -> Js
 
 
 def spec_in_words(run: Given, row: AgentRow, block: Callable[[str, str], Json]) -> RunSpec:
-    """Return the order for an agent that is asked, and answers, in words; the host counts its limits.
+    """Return the order for an agent that gets a schema as text in the prompt; the host enforces the limits.
 
     Args:
-        block: as `with_images` takes it.
+        block: see `with_images`.
 
     Raises:
         BackendError: `backend_context_length`, or see `with_images`.

@@ -17,41 +17,41 @@ from backplane.protocol.jsonrpc import Notification
 from backplane.upstream.cost import Price, Spent
 
 WORDS_CHARS_MAX: Final = 500
-"""Most characters of an agent's words in a warning or a retry."""
+"""Maximum characters of an agent's text in a warning; the rest is cut."""
 GONE: Final = frozenset({"failed", "cancelled", "error", "disconnected", "disabled", "needs-auth"})
-"""States of an MCP server that the run has to do without."""
+"""States of an MCP server that is not available."""
 NAMES: Final = ("name", "server", "serverName")
-"""Members in which they name it."""
+"""Members in which agents name an MCP server."""
 
 
 class TurnFailure(msgspec.Struct, frozen=True):
-    """Why a turn failed, by the agent's own account."""
+    """Why a turn failed, as reported by the agent."""
 
     words: str
     label: str = ""
-    """The agent's own word for it."""
+    """The agent's own name for the failure; empty without one."""
     status: int | None = None
-    """HTTP status of the model's service."""
+    """HTTP status of the model's service; None if unknown."""
 
 
 class EventReader:
-    """Reader of an agent's messages: it makes events of the contract.
+    """Translates an agent's messages to events of the contract.
 
-    A vendor's reader has its kinds of messages in `READS`, and what each of them means.
+    A vendor's reader has a method for each kind of message, listed in `READS`.
 
     Args:
-        now: gives the time of an event.
-        root: of the workspace; paths below it are reported relative to it.
+        now: returns the time of an event.
+        root: the workspace's folder; paths below it are reported relative to it.
         tools: the agent's names of tools → the contract's.
-        shows: hooks see results before they are reported.
+        shows: True if hooks see results before they are reported.
     """
 
     READS: ClassVar[dict[str, Callable[[Any, dict[str, Any]], list[AgentEvent]]]] = {}
-    """Kind of a message → what reads it."""
+    """Kind of a message → method that reads it."""
     SILENT: ClassVar[tuple[str, ...]] = ()
-    """Beginnings of kinds that say nothing about the work, or repeat what another says."""
+    """Prefixes of kinds that are ignored: they do not concern the work, or repeat another message."""
     QUIET: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """Words that stand together in warnings that nobody needs."""
+    """Groups of words; a warning that contains a whole group is not reported."""
 
     def __init__(
         self, now: Callable[[], str], root: str, tools: Mapping[str, str] | None = None, *, shows: bool = False
@@ -64,20 +64,20 @@ class EventReader:
         self.goes_on = False
         """True if another request to the model follows the last one."""
         self.acted = self.spoke = False
-        """True if there was a call; if the last thing that happened was a message."""
+        """`acted`: True if a tool was called in this turn; `spoke`: True if nothing followed the last message."""
         self.text = ""
         """The last message."""
         self.failure: TurnFailure | None = None
         self.resets_at: float | None = None
-        """Unix time at which the service takes requests again, by the agent's last word about a limit."""
+        """Unix time at which the service takes requests again, from the agent's last report of a limit, if any."""
         self._pieces: list[str] = []
         self._chars = 0
-        """Pieces of an answer that stand in no message yet, and how many characters they have."""
+        """Characters of `_pieces`, the pieces of an answer that are in no message yet."""
         self._of: str | None = None
-        """Id of the message that they belong to."""
+        """Id of the message that the pieces belong to."""
 
     def begin(self) -> None:
-        """Begin another turn, whose end is judged by itself."""
+        """Begin another turn: reset what its outcome depends on."""
         self.acted = self.spoke = False
         self.failure, self.text = None, ""
 
@@ -87,7 +87,7 @@ class EventReader:
         return bool(self.calls.open)
 
     def read(self, message: Notification) -> list[AgentEvent]:
-        """Read one message; what the contract has no word for is kept as it came."""
+        """Return the events of one message; a message of an unknown kind is kept unchanged."""
         return self._read(message.method, message.params)
 
     def _read(self, kind: str, data: dict[str, Any]) -> list[AgentEvent]:
@@ -97,14 +97,14 @@ class EventReader:
         return [] if kind.startswith(self.SILENT) else [self._make.kept(kind, data)]
 
     def _failed(self, words: Json, label: Json, status: Json) -> None:
-        """Note why the turn failed, by the agent's own account."""
+        """Store why the turn failed, as reported by the agent."""
         known = status if is_count(status) else None
         self.failure = TurnFailure(str(words or "the turn failed"), str(label), known)
 
     # The model --------------------------------------------------------------------------------------------------------
 
     def _piece(self, text: Json, of: str = "") -> list[AgentEvent]:
-        """Report a piece of an answer, `of` the message that it belongs to."""
+        """Report a piece of an answer; `of` is the id of its message."""
         if not isinstance(text, str) or not text:
             return []
         broken = self._take_back(of)
@@ -113,7 +113,7 @@ class EventReader:
         return [*broken, self._make.delta(text)]
 
     def _message(self, text: Json = None) -> list[AgentEvent]:
-        """Report a whole message: its text, or else the pieces that came; nothing if there are no words."""
+        """Report a whole message: its text, or else the pieces so far; nothing if that is empty."""
         words = "".join(self._pieces) if text is None else text
         if not isinstance(words, str) or not words:
             return []
@@ -122,12 +122,12 @@ class EventReader:
         return [self._make.message(words)]
 
     def _take_back(self, of: str | None = None) -> list[AgentEvent]:
-        """Take back the words of a message that never became whole, when another takes its place or none follows."""
+        """Report that an unfinished message's text does not count, if another message begins or `of` is None."""
         is_left = self._chars and (of is None or self._of != of)
         return [self._make.taken_back(self._clear())] if is_left else []
 
     def _clear(self) -> int:
-        """Forget the pieces of an answer; return how many characters they had."""
+        """Discard the pieces of an answer; return how many characters they had."""
         chars, self._chars, self._pieces = self._chars, 0, []
         return chars
 
@@ -135,13 +135,13 @@ class EventReader:
         return [self._make.thought(text)] if isinstance(text, str) and text else []
 
     def _retried(self, words: str, **body: Json) -> list[AgentEvent]:
-        """Report that the model is asked again; what came of its answer does not count."""
+        """Report that the model request is repeated; the pieces of its answer so far do not count."""
         if self._chars:
             body["taken_back"] = self._clear()
         return [self._make.carried("retry", body, f"the model is asked again: {words[:200]}")]
 
     def count(self, counts: TokenCounts | None) -> list[AgentEvent]:
-        """Add what one request took; what it does not say is unknown from then on."""
+        """Add the tokens of one request; a counter that is missing is unknown from then on."""
         self.spent = self.spent.plus(counts, self.price)
         return [self._make.used(self.used())]
 
@@ -155,12 +155,12 @@ class EventReader:
         return self._tools.get(tool, tool)
 
     def _call(self, call: OpenCall, parent: str | None = None) -> list[AgentEvent]:
-        """Report a call that began."""
+        """Report the start of a call."""
         self.acted, self.spoke = True, False
         return self.calls.begin(call, parent)
 
     def close(self) -> list[AgentEvent]:
-        """Return what is still to be reported at the end of the run: results of open calls."""
+        """Return the events that remain at the end of the run: results of open calls."""
         return self.calls.close()
 
     # Words ------------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class EventReader:
         return [self._make.warning(f"the agent warns: {words[:WORDS_CHARS_MAX]}")] if words and not is_quiet else []
 
     def _server(self, data: dict[str, Any]) -> list[AgentEvent]:
-        """Report that an MCP server is not there: the agent goes to work all the same."""
+        """Report that an MCP server is not available; the agent works without it."""
         status = data.get("status")
         if status not in GONE:
             return []
@@ -184,7 +184,7 @@ def counts_of(rows: Iterable[Mapping[str, Any]], names: Mapping[str, tuple[str, 
 
     Args:
         rows: objects with counters, which are added up.
-        names: our counter → the agent's whose sum it is; it is unknown if no row has one of them.
+        names: our counter → the agent's counters whose sum it is; unknown if no row has any of them.
     """
     given = list(rows)
     known = {

@@ -1,12 +1,12 @@
-"""One run of an agent as one state machine, whatever vendor's agent it is: opened, turn after turn, judged.
+"""Runs one order with any vendor's agent, as one state machine: open, turn after turn, outcome.
 
-It owns cancel, more input, interrupt, silence, budget and turns, the repairs of an answer of a wanted shape, the
-questions that are open, what is kept of messages, and the end. A vendor gives a `start` and an `Agent`: `spec`, `open`,
-`say`, `add`, `stop`, `reply` and its `reader.EventReader`, and asks `gate` about each call.
+It owns cancellation, added input, interruption, the silence timeout, budget and turn limits, repairs of an answer that
+must match a schema, open questions, raw messages (passthrough), and the outcome. A vendor provides a `start` and an
+`Agent` (`spec`, `open`, `say`, `add`, `stop`, `reply`) with its `reader.EventReader`; it asks `gate` about each call.
 
-To add an agent, write `NAME/start.py`, `NAME/agent.py` and `NAME/reader.py`: `AgentRun.pipe` is the way to a program
-that speaks JSON-RPC, another framing of lines is another `protocol.jsonrpc.Peer`, and what comes by REST or WebSocket
-is handed to `hear`. A row of `hosts/agents.toml` has the rest.
+To add an agent, write `NAME/start.py`, `NAME/agent.py` and `NAME/reader.py`. `AgentRun.pipe` connects to a program that
+speaks JSON-RPC; for another framing of lines, write another `protocol.jsonrpc.Peer`; pass messages from REST or a
+WebSocket to `hear`. A row of `hosts/agents.toml` has the rest.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
     from backplane.process.child import Child
 
 TOOL_S_MAX: Final = 3600.0
-"""Seconds that one tool may take: a test suite may run an hour, and a sub-agent works longer than any command."""
+"""Seconds that one tool may take before the run times out: a test suite, or a sub-agent, may run an hour."""
 SIGN_OF_LIFE_S: Final = 60.0
-"""Seconds between two reports of a tool that works in silence: a control plane ends a silent run after five minutes."""
+"""Seconds between two events for a tool without output: a control plane ends a silent run after five minutes."""
 HALT_S: Final = 2.0
-"""Seconds for a turn to stop at a limit, before its program is ended; an abort takes milliseconds."""
+"""Seconds for a turn to stop at a limit; then its program is ended. An abort takes milliseconds."""
 REPAIRS_MAX: Final = 2
-"""Tries to correct an answer of the wrong shape; a model that needs a third does not find it."""
+"""Requests to correct an answer that does not match its schema; then the run fails, as a third rarely helps."""
 WORDS_CHARS_MAX: Final = 2000
-"""Most characters of an agent's own words for a failure: a service's answer may be a whole page."""
+"""Maximum characters of an agent's error text, the rest is cut: a service's answer may be a whole page."""
 MALFORMED_MAX: Final = 20
-"""Most lines without a message that are reported: an agent that writes more of them keeps a log there."""
+"""Maximum malformed lines that are reported: an agent that writes more uses its output as a log."""
 WORDLESS: Final = "the agent ended without a word"
 UNCOUNTED: Final = "what this costs is not known any more, so the budget cannot be held (max_budget_usd)"
 
@@ -57,21 +57,21 @@ T = TypeVar("T")
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """End of a turn, judged by all that the agent reported of it and not by its word for success."""
+    """Outcome of a turn, computed from the agent's events; its own success flag alone does not count."""
 
     outcome: Literal["complete", "partial", "failed"] = "complete"
     words: str = ""
-    """Words of the error; empty without one."""
+    """Text of the error; empty without one."""
     code: str | None = None
     """Code of that error."""
     note: str = ""
-    """Words of a warning; empty without one."""
+    """Text of a warning; empty without one."""
     limit: str = ""
-    """The limit that ended it, as the contract calls it."""
+    """Contract's name of the limit that ended the turn; empty without one."""
     stopped: bool = False
-    """It may have ended so because it was interrupted."""
+    """True if an interruption may be the reason for this outcome."""
     text: str | None = None
-    """The answer, in which a wanted shape is looked for."""
+    """The answer, which is checked against the order's schema; None without one."""
 
 
 STOPPED: Final = Ending(outcome="partial", stopped=True)
@@ -86,23 +86,23 @@ def limited(limit: str, words: str) -> Ending:
 
 
 def silent(code: str | None) -> Ending:
-    """Judge a turn that ended without a word: a failure where it has a code, else work without a report."""
+    """Return the outcome of a turn without text: failed if there is an error code, else partial with a warning."""
     return failed(code, WORDLESS) if code is not None else Ending(outcome="partial", note=WORDLESS)
 
 
 class Agent:
-    """One vendor's agent in one run, made with its run, its row, its program and the program's place."""
+    """One vendor's agent in one run, made from the run, the agent's row, its process and how that was started."""
 
     keeps_calls = True
-    """True if passthrough keeps the agent's calls and answers, too."""
+    """True if passthrough also keeps the agent's JSON-RPC requests and responses."""
     is_ours = False
-    """True for our own agent: there an answer of the wrong shape is an error of the run itself."""
+    """True for our own agent: an answer that does not match its schema is then an error of the run itself."""
     withdrawn: Json | RpcError = RpcError(0, "the question was withdrawn")
     """Answer to a question whose turn was stopped."""
     answer_s = 60.0
-    """Seconds for an answer to a call: half of one is usual, a cold disk under load needs more."""
+    """Seconds for an answer to a call: half a second is usual, a cold disk under load needs more."""
     login_code: int | None = None
-    """Code of a refusal by an agent that wants a login first; None if its protocol has none."""
+    """JSON-RPC error code that means "log in first"; None if the protocol has none."""
     pipe: Pipe
 
     def __init__(self, session: AgentRun, reader: EventReader) -> None:
@@ -113,59 +113,59 @@ class Agent:
 
     @classmethod
     def spec(cls, row: AgentRow, run: HostRun) -> RunSpec:
-        """Return the order as this agent takes it. Raises ConfigError, BackendError."""
+        """Return the order in the form for this agent. Raises ConfigError, BackendError."""
         return spec_in_words(run, row, cls.image)
 
     @classmethod
     def speak(cls, row: AgentRow, run: HostRun, child: Child, begun: BegunProgram) -> AgentRun:
-        """Make the run with this agent's program. Raises ConfigError, BackendError."""
+        """Return the run of this agent's program. Raises ConfigError, BackendError."""
         make: Callable[..., Agent] = cls
         return AgentRun(run, cls.spec(row, run), lambda session: make(session, row, child, begun))
 
     @staticmethod
     def image(media_type: str, data: str) -> Json:
-        """Return a picture, in Base64, as a block of a message."""
+        """Return an image, given in Base64, as a block of a message."""
         raise NotImplementedError
 
     async def open(self) -> None:
         """Agree on the protocol, and open the conversation. Raises BackendError, ConfigError."""
 
     async def say(self, words: Json) -> Ending:
-        """Have one turn, from these words to its end. Raises BackendError: `backend_crashed`."""
+        """Send this message, and wait for the end of its turn. Raises BackendError: `backend_crashed`."""
         raise NotImplementedError
 
     async def add(self, text: str) -> bool:
-        """Give the turn that goes on more words of the user; False where they have to wait for its end."""
+        """Add the user's text to the current turn; return False if it has to wait for the turn's end."""
         return False
 
     async def stop(self) -> bool:
-        """Stop the turn that goes on; False where none can be stopped."""
+        """Stop the current turn; return False if the agent cannot stop one."""
         return False
 
     async def reply(self, request: Request) -> Json | RpcError:
-        """Answer a question of the agent."""
+        """Answer a request of the agent."""
         return RpcError(METHOD_NOT_FOUND, f"this host answers no {request.method}")
 
     def raw(self) -> dict[str, Json]:
-        """Return what the receipt keeps in the agent's own words."""
+        """Return the agent's own members for the receipt's raw usage."""
         return {}
 
     # What all have ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Hear the agent until it says nothing more."""
+        """Read the agent's messages until its output ends."""
         await self.pipe.run()
 
     async def again(self, words: Json, *, acted: bool) -> Ending:
-        """Have a turn again that a limit of the service ended, in the agent's own conversation.
+        """Repeat a turn that a limit of the service ended, in the agent's own conversation.
 
         Args:
-            acted: True if the agent has called a tool, so that the same words could have their effect twice.
+            acted: True if the agent has called a tool; the message is then not repeated, as its effect could be double.
         """
         return await self.say(GO_ON if acted else words)
 
     def reset_s(self, error: BackendError | None) -> float | None:
-        """Return the seconds until the service takes requests again; None if it did not say.
+        """Return the seconds until the service takes requests again; None if it named no time.
 
         Args:
             error: the failure that ended the turn; None if the agent reported it.
@@ -174,7 +174,7 @@ class Agent:
         return None if at is None else at - time.time()
 
     async def answer(self, request: Request) -> Json | RpcError:
-        """Answer a question, unless its turn is stopped."""
+        """Answer a request; if its turn is stopped, return `withdrawn`."""
         return await self.session.attend(self.reply(request), self.withdrawn)
 
     async def decide(self, events: Iterable[AgentEvent], request: ToolRequest) -> ToolVerdict:
@@ -184,12 +184,12 @@ class Agent:
         return await self.session.gate.decide(request)
 
     async def must(self, method: str, params: Json) -> dict[str, Any]:
-        """Call a method that has to succeed. Raises BackendError."""
+        """Call a method that must succeed; return its result. Raises BackendError."""
         reply = await self.pipe.call(method, params, timeout_s=self.answer_s)
         if (fault := reply.fault) is not None:
             if fault.gone:
                 raise BackendError("backend_crashed", f"the agent's program ended before it answered {method}")
-            # Some refusals list every method there is.
+            # Some error messages list every method there is.
             fact = f"the agent refused {method}: {fault.message[:WORDS_CHARS_MAX]}"
             if fault.code == self.login_code:
                 fix = "log in with the agent's own program, or give its key"
@@ -200,14 +200,14 @@ class Agent:
         return reply.result
 
     async def until(self, is_over: Callable[[], object]) -> None:
-        """Wait for the end of a turn. Raises BackendError: `backend_crashed`."""
+        """Wait until `is_over` returns true, checked after each message. Raises BackendError: `backend_crashed`."""
         while not is_over():
             if self.session.ended:
                 raise BackendError("backend_crashed", "the agent's program ended in the middle of its work")
             await self.session.change()
 
     def judge(self) -> Ending:
-        """Judge a turn that has ended, by what the reader saw of it."""
+        """Return the outcome of a turn that has ended, computed from what the reader saw."""
         reader, failure = self.reader, self.reader.failure
         if failure is not None:
             code = self.session.code_of(failure.words, failure.label, status=failure.status)
@@ -218,17 +218,17 @@ class Agent:
 
 
 def id_of(said: Json, method: str, what: str) -> str:
-    """Return the id in an agent's answer. Raises BackendError: `contract_schema_violation`, it is none."""
+    """Return the id in an agent's answer. Raises BackendError: `contract_schema_violation`, it is no text."""
     if not isinstance(said, str):
         raise BackendError("contract_schema_violation", f"the agent's answer to {method} names no {what}")
     return said
 
 
 class AgentRun:
-    """One run: its agent, what is said to it, and how it ends.
+    """One run of one agent: its input, its turns, and its outcome.
 
     Args:
-        make: makes the agent of this run.
+        make: returns the agent for this run.
     """
 
     def __init__(self, run: HostRun, spec: RunSpec, make: Callable[[AgentRun], Agent]) -> None:
@@ -242,7 +242,7 @@ class AgentRun:
         self._questions: set[anyio.CancelScope] = set()
         self._cut: Ending | None = None
         self._limits, self._acted = LimitWait(float(run.order.abp("wait_for_limit_s") or 0)), False
-        """The waits that the order allows; True if the agent has called a tool."""
+        """`_limits`: the waits that the order allows; `_acted`: True if the agent has called a tool."""
         self._limited = anyio.Event()
         self._structured: list[Json] = []
         self._changed, self._over = anyio.Event(), anyio.Event()
@@ -262,13 +262,13 @@ class AgentRun:
         return self.cancelled or self._cut is not None
 
     def code_of(self, words: str, *labels: object, status: int | None = None) -> str:
-        """Return the contract's code of a failure: by the row's labels, by an HTTP status, else by its words."""
+        """Return the contract's code of a failure: by the row's labels, by an HTTP status, else by its text."""
         return code_of(words, *labels, status=status, own=self.spec.labels)
 
     # What the agent says and asks -------------------------------------------------------------------------------------
 
     def pipe(self, child: Child, agent: Agent, *, hear: Hear | None = None, peer: Peer | None = None) -> Pipe:
-        """Make the agent's way to its program: what comes goes to `hear` and `answer`; for the others, see `Pipe`."""
+        """Return a connection to the agent's program: notifications go to `hear`, requests to `agent.answer`."""
         hear, peer = hear or self.hear, peer or Peer()
         return Pipe(child.stdin, child.stdout, answer=agent.answer, hear=hear, watch=self.watch, peer=peer)
 
@@ -280,7 +280,7 @@ class AgentRun:
         """Emit the events of one message of the agent.
 
         Args:
-            is_sign: whether it is a sign of life; a request that is repeated in vain is none.
+            is_sign: True if it is a sign of life; a request that is repeated without success is none.
         """
         if is_sign:
             self.silence.heard()
@@ -290,17 +290,17 @@ class AgentRun:
         self._tell_change()
 
     def hold_limits(self) -> None:
-        """End the run where a limit of the order is reached."""
+        """End the run if a limit of the order is reached."""
         self.cut(self.limit())
 
     def cut(self, ending: Ending | None) -> None:
-        """End the run in the middle of a turn; the first reason for it counts, and None is no reason."""
+        """End the run within a turn, with the first ending given; None does nothing."""
         if self._cut is None and ending is not None:
             self._cut = ending
             self._limited.set()
 
     async def watch(self, line: bytes, received: Received) -> None:
-        """Keep a line that nobody hears: one that is no message, and in passthrough every call and answer."""
+        """Store a line for passthrough; report it if it is malformed, or in passthrough if it is no notification."""
         self._line = line
         if isinstance(received, Malformed):
             self._malformed += 1
@@ -310,7 +310,7 @@ class AgentRun:
             await self.emit(self._with_line([], received.method if isinstance(received, Request) else "an answer"))
 
     def _with_line(self, events: list[AgentEvent], kind: str) -> list[AgentEvent]:
-        """The events with the agent's own message on the first; its text, too, where it has more than the value."""
+        """Add the raw message to the first event, and the line itself if JSON of the message does not give it back."""
         self.run.mode = "passthrough"
         line, message = self._line.strip(), msgspec.json.decode(self._line)
         raw: dict[str, Any] = {"raw_message": message}
@@ -322,7 +322,7 @@ class AgentRun:
         return [msgspec.structs.replace(first, ext={**ext, **raw}), *rest]
 
     async def attend(self, work: Awaitable[T], withdrawn: T) -> T:
-        """Work on a question of the agent until the turn is stopped; then return `withdrawn`."""
+        """Wait for `work`, the answer to a request of the agent; if the turn is stopped, return `withdrawn`."""
         with anyio.CancelScope() as scope:
             self._questions.add(scope)
             try:
@@ -335,14 +335,14 @@ class AgentRun:
         return withdrawn
 
     async def announce(self, id: str, **more: Json) -> None:
-        """Report which conversation of the agent's it is."""
+        """Report the id of the agent's conversation."""
         asked = self.spec.conversation
         names = {"resumed": asked.resume, "forked": asked.fork}
         body = {"id": id, **more, **{name: one for name, one in names.items() if one is not None}}
         await self.run.carry("session", body, f"session {id}")
 
     async def ask_person(self, question: str, options: tuple[Any, ...]) -> tuple[bool, str]:
-        """Put a question of the agent to a person; return whether there was an answer, and the words for the agent."""
+        """Ask the user the agent's question; return whether there was an answer, and the text to give to the agent."""
         verdict = await self.run.ask_user(question, options=options)
         if verdict.decision == "deny" and not verdict.text:
             return False, f"no answer: {verdict.reason or 'nobody is there'}; decide by yourself"
@@ -351,7 +351,7 @@ class AgentRun:
     # What is said to it meanwhile -------------------------------------------------------------------------------------
 
     async def cancel(self) -> None:
-        """End the run in order: the agent first, and when it does not, its program."""
+        """Cancel the run: ask the agent to stop its turn; if it does not stop in time, end its program."""
         self.cancelled = True
         with anyio.move_on_after(self.run.grace_s * CANCEL_SHARE):
             if self._opened and await self._stop():
@@ -360,12 +360,12 @@ class AgentRun:
         self.run.scope.cancel()
 
     async def more(self, text: str) -> None:
-        """Say more words of the user: in the turn that goes on where the agent takes them, else after it."""
+        """Send the user's text: in the current turn if the agent allows that, else in a turn after it."""
         if not self._over.is_set() and not (self._in_turn and await self.agent.add(text)):
             self._waiting.append(text)
 
     async def interrupt(self) -> None:
-        """Stop the turn that goes on, or the one that would come next; words that wait are said then."""
+        """Stop the current turn, else skip the next one; input that waits is sent afterwards."""
         self.interrupted = True
         await self._stop()
 
@@ -378,7 +378,7 @@ class AgentRun:
     # The run ----------------------------------------------------------------------------------------------------------
 
     async def go(self) -> Done:
-        """Have the order done, from the first word to the agent to the judged end."""
+        """Run the order, from opening the agent to the outcome."""
         async with anyio.create_task_group() as self.tasks:
             tasks = self.tasks
             tasks.start_soon(self._listen)
@@ -413,11 +413,11 @@ class AgentRun:
         changed.set()
 
     async def change(self) -> None:
-        """Wait until the agent says something, or nothing any more."""
+        """Wait for the agent's next message, or the end of its output."""
         await self._changed.wait()
 
     async def _work(self) -> Ending:
-        """Say the order, and what is wrong with the answer until it has its shape."""
+        """Send the order; if the answer does not match the schema, send the fault, up to `REPAIRS_MAX` times."""
         words, shape = self.spec.prompt, self.spec.shape
         for repair in range(REPAIRS_MAX + 1):
             ending = await self._say(words)
@@ -436,14 +436,14 @@ class AgentRun:
         return failed("validation_failed", fact)
 
     async def _say(self, words: Json) -> Ending:
-        """Have a turn, and one for each word of the user that had to wait for its end."""
+        """Run a turn, then one for each input of the user that waits."""
         ending = await self._turn(words)
         while self._waiting and not self.is_ending and (ending.outcome != "failed" or ending.stopped):
             ending = await self._turn(self._waiting.pop(0))
         return ending
 
     async def _turn(self, words: Json) -> Ending:
-        """Have a turn; as long as the order allows, wait for a limit of the service and have the turn again."""
+        """Run a turn; if a limit of the service ends it, wait as long as the order allows, and repeat it."""
         ending, error = await self._once(words, is_repeat=False)
         while self._limits.allowed_s and ending.code == LIMITED and not self.is_ending:
             reset_s = self.agent.reset_s(error)
@@ -461,7 +461,7 @@ class AgentRun:
         return ending
 
     async def _once(self, words: Json, *, is_repeat: bool) -> tuple[Ending, BackendError | None]:
-        """Have a turn; return its end, and the error that ended it."""
+        """Run a turn once; return its ending, and the error that caused it (None without one)."""
         if self._skip_turn or self.is_ending:
             self._skip_turn = False
             return STOPPED, None
@@ -477,7 +477,7 @@ class AgentRun:
             self._acted = self._acted or self.agent.reader.acted
 
     async def _wait(self, wait_s: float, words: str) -> None:
-        """Wait for a limit of the service, unless the run is stopped."""
+        """Wait until a limit of the service is over, or the turn is stopped."""
         until, end_s = time_in(wait_s), time.monotonic() + wait_s
         body = {"code": LIMITED, "retry_after_ms": int(wait_s * 1000), "until": until}
         await self.run.carry("retry", body, f"waiting until {until}: {words[:WORDS_CHARS_MAX]}")
@@ -492,7 +492,7 @@ class AgentRun:
     # Its end ----------------------------------------------------------------------------------------------------------
 
     def limit(self) -> Ending | None:
-        """Return the end that a limit of the order makes of the run now, None where none is reached."""
+        """Return the ending for the order's limit that is reached now; None if none is."""
         spent, budget, turns_max = self.agent.reader.spent, self.spec.budget_micros, self.spec.turns_max
         if not spent.requests:
             return None
@@ -506,7 +506,7 @@ class AgentRun:
         return None
 
     def _held(self, ending: Ending | None) -> Ending:
-        """The end, where neither silence nor a limit made another one."""
+        """Return the run's ending: a timeout after silence, the limit that cut it, or else this one."""
         if self.silence.broken:
             return failed("backend_timeout", self.silence.words)
         if self._cut is not None or ending is None:
@@ -515,11 +515,11 @@ class AgentRun:
         return ending if is_counted or ending.outcome != "complete" else limited("budget", UNCOUNTED)
 
     async def _end(self, ending: Ending) -> Done:
-        """Report how the run ended."""
+        """Report the ending; return the run's result."""
         await self.emit(self.agent.reader.close())
         if self.cancelled or (self.interrupted and ending.stopped):
             ending = Ending(outcome="partial")
-        if ending.limit:  # This is how a control plane learns which limit it was.
+        if ending.limit:  # The control plane reads the limit's name from this event.
             await self.run.carry("turn", {"stop_reason": ending.limit}, ending.words)
         words = ending.words[:WORDS_CHARS_MAX]
         if ending.note:
@@ -535,7 +535,7 @@ class AgentRun:
 
 
 class Silence:
-    """A scope that ends when nothing is heard for too long: a stream that is kept alive hangs an agent for ever."""
+    """Cancel scope of the work, cancelled after too long a silence: a stream with only keep-alives hangs an agent."""
 
     def __init__(self, session: AgentRun) -> None:
         self._session, self._silence_s = session, session.spec.silence_s
@@ -554,7 +554,7 @@ class Silence:
         return f"nothing was heard of the agent for {self._silence_s} s"
 
     async def watch(self) -> None:
-        """End the scope after too long a silence; report a tool that works in silence once a minute."""
+        """Cancel the scope after too long a silence; once a minute, report a tool that works without output."""
         session, reported_s, passed, due_s = self._session, 0.0, False, self.heard_s
         while self._silence_s:
             now_s = time.monotonic()
@@ -565,7 +565,7 @@ class Silence:
                 self.scope.cancel()
                 return
             passed = left_s <= 0
-            if passed:  # What came in time may not be read yet, where this process was stopped.
+            if passed:  # If this process was suspended, messages that came in time may still be unread: look twice.
                 await anyio.sleep(max(SECOND_LOOK_S, now_s - due_s))
                 continue
             reported_s = 0.0 if silent_s < SIGN_OF_LIFE_S else reported_s

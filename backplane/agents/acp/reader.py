@@ -1,7 +1,7 @@
-"""Reader of a session's updates: it makes events of the contract.
+"""Translates the session updates of an ACP agent to events of the contract.
 
-Agents announce a call in pieces, in any order, and some ask first and announce never. A call is reported once, when its
-input is known, and its result once; what the protocol has no word for is kept as it came.
+Agents announce a tool call in several updates, in any order; some only ask for permission and never announce it. A call
+is reported once, when its input is known, and its result once; an unknown update is kept unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NEUTRAL: Final[Mapping[str, str]] = {
     "read": "read_file", "edit": "edit_file", "delete": "edit_file", "move": "edit_file", "search": "grep",
     "execute": "bash", "fetch": "web_fetch", "think": "think", "switch_mode": "switch_mode", "other": "other",
 }  # fmt: skip
-"""Kinds of the protocol → the names that rules know, for an agent that says no better one."""
+"""Kind of a call in the protocol → the neutral tool name of rules, for a call without a better name."""
 
 _WRITING: Final = frozenset({"edit", "delete", "move"})
 _OF_KIND: Final[Mapping[str, frozenset[str]]] = {
@@ -50,21 +50,21 @@ class AcpCall(OpenCall, kw_only=True):
 
     kind: str = "other"
     is_named: bool = False
-    """The agent named the tool in a member for it; otherwise `tool` is the call's title."""
+    """True if the agent gave the tool's name in a member or in the call's id; otherwise `tool` is the call's title."""
     output: Json = None
     text: str = ""
-    """Latest text of its content."""
+    """Latest text of the call's content."""
     reported: str = ""
     """The part of a running command's output that was reported."""
     paths: list[str] = msgspec.field(default_factory=list)
-    """Files whose changes it shows."""
+    """Files in the call's diffs."""
     places: list[str] = msgspec.field(default_factory=list)
-    """Files that it names beside them."""
+    """Files in the call's `locations`."""
     is_said: bool = False
-    """The call was reported."""
+    """True if the call was reported."""
 
     def add(self, update: Mapping[str, Any]) -> None:
-        """Add what an update says of the call's input, output and places."""
+        """Add an update's input, output, text and files to the call."""
         if isinstance(update.get("rawInput"), dict):
             self.input = {**mapping(self.input), **update["rawInput"]}
             if isinstance(self.input.get("command"), list):
@@ -72,14 +72,14 @@ class AcpCall(OpenCall, kw_only=True):
         if "rawOutput" in update:
             self.output = update["rawOutput"]
         text = texts(update.get("content"))
-        if text != mapping(self.input).get("description"):  # Grok shows it of a command before it runs.
+        if text != mapping(self.input).get("description"):  # Grok sends a command's description before its output.
             self.text = text or self.text
         diffs = [block for block in mappings(update.get("content")) if block.get("type") == "diff"]
         self.paths += [block["path"] for block in diffs if isinstance(block.get("path"), str)]
         self.places += [row["path"] for row in mappings(update.get("locations")) if isinstance(row.get("path"), str)]
 
     def take_name(self, update: Mapping[str, Any]) -> None:
-        """Take the tool's name from an update: from a member for it, from the call's id, else from its title."""
+        """Read the tool's name from an update: from `_meta`, from the call's id, else from its title."""
         title, meta = update.get("title"), mapping(update.get("_meta"))
         name = next((one["toolName"] for one in (meta, *map(mapping, meta.values())) if "toolName" in one), None)
         for candidate in (name, _named_by(self.id), title if title != mapping(self.input).get("command") else None):
@@ -88,7 +88,7 @@ class AcpCall(OpenCall, kw_only=True):
                 self.tool = candidate if self.is_named else self.tool or candidate
 
     def name_places(self) -> None:
-        """Have its input name every file that it is said to change: rules look at nothing else."""
+        """Add every file that the call changes to its input, because rules check only the input."""
         places = [*self.paths, *self.places]
         if not self.input and places:
             self.input = {"path": places[0]}
@@ -102,12 +102,12 @@ class EventReader(BaseReader):
     """Reads the updates of a session.
 
     Args:
-        now: gives the time of an event.
-        root: of the workspace; paths below it are reported relative to it.
+        now: returns the time of an event.
+        root: the workspace's folder; paths below it are reported relative to it.
         tools: the agent's names of tools → neutral ones.
-        servers: names of MCP servers, by which their tools are known.
-        record: the agent's own, where that says more of its requests and tools than the protocol does.
-        name_of: returns the name by which events have a call.
+        servers: names of MCP servers, from which their tools are recognised.
+        record: the agent's own record of requests and tools, if it has more than the protocol; else None.
+        name_of: returns the name of a call in events.
     """
 
     SILENT = (
@@ -129,15 +129,15 @@ class EventReader(BaseReader):
         self._servers, self._record, self._name_of = servers, record, name_of
         self._calls: dict[str, AcpCall] = {}
         self._has_results = False
-        """True if results of tools have come since the model's last word."""
+        """True if results of tools have come since the model's last output."""
         self.is_history = False
         """True while the agent replays an older conversation, which is no part of this run."""
         self.left_out = 0
-        """Updates of an older conversation."""
+        """Number of messages that were ignored: replayed history, and anything but a session update."""
         self.ever_acted = False
         """True if there was a tool call in any turn."""
         self._unread: list[tuple[AcpCall, bool]] = []
-        """Calls that are over and whose output the record did not have yet, and whether they failed."""
+        """Finished calls whose output is not in the record yet, each with True if it failed."""
 
     def begin(self) -> None:
         """Begin another turn of the same session."""
@@ -157,7 +157,7 @@ class EventReader(BaseReader):
     # The model --------------------------------------------------------------------------------------------------------
 
     def _words(self, update: dict[str, Any]) -> list[AgentEvent]:
-        """A piece of an answer, or of a thought."""
+        """Return the events of a piece of an answer, or of thinking."""
         usage = read_usage(mapping(update.get("_meta")).get("usage"))
         events = [] if usage is None else self.count(usage)
         text = mapping(update.get("content")).get("text")
@@ -172,7 +172,7 @@ class EventReader(BaseReader):
         return [*events, *self._piece(text)]
 
     def _turn(self) -> list[AgentEvent]:
-        """The end of a turn of the model: something new comes after results went in."""
+        """Return the end of a model's turn if tool results came before this update; else nothing."""
         had, self._has_results = self._has_results, False
         return [self._make.turn("tool_use")] if had else []
 
@@ -184,12 +184,12 @@ class EventReader(BaseReader):
         return [self._make.carried("task", {"plan": update.get("entries")}, "the agent reported its plan")]
 
     def _message(self, text: Json = None) -> list[AgentEvent]:
-        """Report the message whose pieces came, if there is one."""
+        """Report the message made of the pieces so far, if there is one."""
         whole = "".join(self._pieces)
         said, kept = self._record.words() if self._record is not None and whole else "", whole.rstrip()
         if not said or said == kept or not kept.endswith(said):
             return super()._message()
-        # It asked its model again without a word of it: what came before is no part of the answer.
+        # The agent silently repeated its request, so earlier text is not part of the answer.
         body: dict[str, Json] = {"reason": "asked_again", "taken_back": len(whole)}
         again = self._make.carried("retry", body, "the agent asked its model again")
         return [again, *super()._message(whole[len(kept) - len(said) :])]
@@ -198,32 +198,32 @@ class EventReader(BaseReader):
         """Report a request that failed.
 
         Args:
-            asks_anew: the agent asks for the whole answer again, so that its words until now do not count.
+            asks_anew: True if the agent requests the whole answer again, so that the text until now does not count.
         """
         chars = self.forget() if asks_anew else 0
         body: dict[str, Json] = {"message": words, **({"taken_back": chars} if chars else {})}
         return self._make.carried("retry", body, f"the model's service failed: {words}")
 
     def forget(self) -> int:
-        """Forget the words since the last message; return how many characters they had."""
+        """Discard the text since the last message; return its length in characters."""
         chars = self._clear()
         self.spoke = self.spoke and not chars
         return chars
 
     def take_back(self) -> list[AgentEvent]:
-        """Take back the words of an answer whose stream broke."""
+        """Discard the text of an answer whose stream broke, and report that."""
         chars = self.forget()
         return [self._make.taken_back(chars)] if chars else []
 
     def used(self) -> Usage:
-        # Some updates count a call and some a turn, so the number of requests is unknown.
+        # Some agents send usage for each request, some for each turn, so the number of requests is unknown.
         usage = self.spent.usage()
         return usage if self._record is not None else msgspec.structs.replace(usage, request_units=None)
 
     # The agent's own record -------------------------------------------------------------------------------------------
 
     def recorded(self) -> list[AgentEvent]:
-        """Report what is new in the agent's own record, which it writes before it asks its model again."""
+        """Report new usage and outputs from the agent's record, which it writes before its next model request."""
         record = self._record
         if record is None:
             return []
@@ -238,7 +238,7 @@ class EventReader(BaseReader):
 
     @property
     def is_broken(self) -> bool:
-        """Return True if the turn ended with text that is no answer in the agent's record, or one without tokens."""
+        """True if the turn ended with text that is no answer in the agent's record, or an answer without tokens."""
         return self._record is not None and self._record.is_broken and bool("".join(self._pieces).strip())
 
     # Tools ------------------------------------------------------------------------------------------------------------
@@ -258,15 +258,15 @@ class EventReader(BaseReader):
         return [*events, *self._progress(call)]
 
     def _known(self, update: dict[str, Any]) -> AcpCall:
-        """Return the call that an update speaks of, with what it adds."""
+        """Return the call with this update's id, after adding the update to it."""
         id, kind = str(update.get("toolCallId")), update.get("kind")
         call = self._calls.setdefault(id, AcpCall(id, "", "", {}))
-        # A request may say "other" of a call whose kind is known; and it may add to a call that was reported.
+        # A permission request may have the kind "other" for a call whose kind is known, and may add to a reported call.
         call.kind = kind if isinstance(kind, str) and kind != "other" else call.kind
         call.add(update)
         call.take_name(update)
         if command_of(call.input) is not None and not call.is_named and self._server_tool(call) is None:
-            call.kind = "execute"  # Whatever the agent takes the command for: `cat` is none the less one.
+            call.kind = "execute"  # A call with a command is `execute`, even if the agent reports `cat` as `read`.
         return call
 
     def asked(self, tool_call: dict[str, Any]) -> tuple[AcpCall, list[AgentEvent]]:
@@ -275,9 +275,9 @@ class EventReader(BaseReader):
         recorded = self.recorded()
         text = known.text if known is not None else ""
         call = self._known(tool_call)
-        call.text = text  # What a question says is no output of the tool.
+        call.text = text  # The text of a permission request is no output of the tool.
         if not call.input and isinstance(title := tool_call.get("title"), str):
-            # An agent that shows no input shows at least what it is about.
+            # Without an input, the call's title and first path are its input.
             call.input = {"command" if call.kind == "execute" else "title": title}
             if places := [*call.paths, *call.places]:
                 call.input["path"] = places[0]
@@ -302,7 +302,7 @@ class EventReader(BaseReader):
         )
 
     def neutral(self, call: AcpCall) -> str:
-        """Return the name that rules and hooks use for a call; its kind decides, never its title."""
+        """Return the name that rules and hooks use for a call; the kind decides, the title only within the kind."""
         own = call.tool
         known = self._server_tool(call) or self._tools.get(own) or SPELLINGS.get(own, own if own in TOOLS else None)
         of_kind = _OF_KIND.get(call.kind)
@@ -326,7 +326,7 @@ class EventReader(BaseReader):
         return self.calls.output(news)
 
     def _ended(self, call: AcpCall, failed: bool) -> list[AgentEvent]:
-        """The end of a call, with what the record says of it."""
+        """Return the events that end a call, with its output from the agent's record if that has it."""
         said = self._record.outputs.pop(call.id, None) if self._record is not None else None
         if said is not None:
             call.output = {"output": said.text, "exitCode": said.exit_code}
@@ -349,18 +349,18 @@ class EventReader(BaseReader):
     # Ends -------------------------------------------------------------------------------------------------------------
 
     def end(self, stop_reason: str) -> list[AgentEvent]:
-        """The end of the turn; a call that is still open gets its result.
+        """Return the events that end the turn; a call that is still open gets its result.
 
-        Some agents answer and never report the end of a tool whose result the model had: the answer came last then.
+        Some agents never report the end of a tool whose result the model has used in its answer.
         """
         recorded, self.goes_on = self.recorded(), False
         return [*recorded, *self.close(), self._make.turn(stop_reason)]
 
     def close(self) -> list[AgentEvent]:
-        """Report what is left at the end: the message that was begun, and results of open calls."""
+        """Report the unfinished message, and results of open calls."""
         events, spoke = self.recorded(), self.spoke
         events += self._message()
-        self.spoke = spoke  # A result may have come after these words.
+        self.spoke = spoke  # False if a result came after this text.
         if self.goes_on:  # A turn that was cut off after its calls counts as one.
             self.goes_on = False
             events.append(self._make.turn("tool_use"))
@@ -377,13 +377,13 @@ class EventReader(BaseReader):
 
 
 def _named_by(id: str) -> str | None:
-    """The tool's name in a call's id, where an agent puts it: `NAME__call_…`, `NAME__NAME_…`."""
+    """Return the tool's name in a call's id, `NAME__call_…` or `NAME__NAME_…`; None if the id has none."""
     name, _, rest = id.partition("__")
     return name if rest.startswith(("call_", f"{name}_")) else None
 
 
 def texts(content: Json) -> str:
-    """The text in a call's content blocks."""
+    """Return the text in a call's content blocks."""
     parts = [mapping(block.get("content")).get("text") for block in mappings(content)]
     return "".join(part for part in parts if isinstance(part, str))
 
@@ -397,7 +397,7 @@ def texts_of(call: AcpCall) -> str:
 
 
 def exit_code_of(output: Json) -> int | None:
-    """A command's exit code, from whichever place an agent puts it; None when it is not said."""
+    """Return a command's exit code from any of the members that agents use; None if there is none."""
     places = (mapping(output), mapping(mapping(output).get("metadata")))
     codes = (exit_code(place.get(name)) for place in places for name in ("exit", "exit_code", "exitCode"))
     return next((code for code in codes if code is not None), None)
@@ -408,9 +408,9 @@ def _paths(tool_input: Json) -> list[str]:
 
 
 def read_usage(usage: Json) -> TokenCounts | None:
-    """Read the counters that an agent prints; return None if it prints none.
+    """Read an agent's token counters; return None if they are missing or all zero.
 
-    Some agents count cached tokens and thinking beside input and output, others in them: the total tells.
+    Some agents include cached tokens and thinking in input and output, others do not: the total shows which.
     """
     told = {_SNAKE.get(name, name): count for name, count in mapping(usage).items()}
     counts, total = counts_of([told], _COUNTERS), told.get("totalTokens", "")
@@ -420,7 +420,7 @@ def read_usage(usage: Json) -> TokenCounts | None:
         more = total - input - output
         input += cached if more in (cached, cached + thought) else 0
         output += thought if more in (thought, cached + thought) else 0
-    # An agent that knows nothing prints zeros.
+    # An agent that does not know its usage sends zeros.
     is_known = any((input, output, cached, thought))
     return msgspec.structs.replace(counts, input=input, output=output) if is_known else None
 

@@ -1,7 +1,7 @@
-"""Codex's app-server: a thread, turns in it, words in a turn, questions, interrupts.
+"""Drives Codex's app-server: a thread, its turns, input within a turn, approvals, interrupts.
 
-Codex asks before each patch, and before each command that it does not hold for harmless; where an order needs every
-command asked about, a hook of ours asks.
+Codex asks before each patch, and before each command that it does not take for harmless; if an order needs an approval
+of every command, our hook asks.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ OFFER: Final[dict[str, Any]] = {
     "clientInfo": {"name": "backplane", "version": "0.1.0"},
     "capabilities": {"experimentalApi": True},
 }
-"""Parameters of `initialize`: our name, and that we know the experimental parts of the protocol."""
+"""Parameters of `initialize`: our name, and that we support the experimental parts of the protocol."""
 
 SERVERS_S: Final = 30.0
-"""Longest wait for all MCP servers before the first turn. Codex gives up on a server after 10 s by default."""
+"""Seconds to wait for all MCP servers; then the first turn begins. Codex itself gives up on a server after 10 s."""
 
 
 class Agent(BaseAgent):
@@ -61,7 +61,7 @@ class Agent(BaseAgent):
         self._servers = server_rows(run, row.mcp_servers).keys()
         self._is_kept = session.spec.conversation.kept or row.own_state
         self._is_listed = row.own_state or row.base_url == "https://api.openai.com/v1"
-        """True if the model's list price holds, as the service is the vendor's own."""
+        """True if the model's list price applies, because the service is the vendor's own."""
         self._model = ""
 
     @staticmethod
@@ -69,7 +69,7 @@ class Agent(BaseAgent):
         return {"type": "image", "url": f"data:{media_type};base64,{data}"}
 
     async def hear(self, message: Notification) -> None:
-        # Trying again in vain is no sign of life.
+        # A failed request that is retried is no sign of life.
         is_sign = message.method != "error" or message.params.get("willRetry") is not True
         await self.session.hear(message, is_sign=is_sign)
 
@@ -94,7 +94,7 @@ class Agent(BaseAgent):
         await self.session.announce(self.reader.thread, model=self._model, **more)
         if method != "thread/start" and "developerInstructions" in params:
             await self.session.run.warn("config.vendor.codex.system is told where a conversation begins, and not again")
-        # A turn begins without the tools of a server that is not ready, and its model does not hear of them later.
+        # Wait for the MCP servers: tools that are not ready when a turn begins are missing for the whole turn.
         with anyio.move_on_after(SERVERS_S):
             await self.until(lambda: self._servers <= self.reader.settled)
 
@@ -115,7 +115,7 @@ class Agent(BaseAgent):
         return (await self.pipe.call("turn/steer", params, timeout_s=self.answer_s)).fault is None
 
     async def stop(self) -> bool:
-        """End the turn and every command that goes on."""
+        """Stop the turn, and every command that still runs."""
         turn, thread = self.reader.current, self.reader.thread
         if turn:
             await self.pipe.call("turn/interrupt", {"threadId": thread, "turnId": turn}, timeout_s=self.answer_s)
@@ -134,7 +134,7 @@ class Agent(BaseAgent):
     # Its questions ----------------------------------------------------------------------------------------------------
 
     async def _trust_hook(self) -> None:
-        """Have the agent trust our hook by its hash, and no other. Raises BackendError: it would not ask us."""
+        """Make the agent trust our hook, by its hash, and no other. Raises BackendError: the hook is not trusted."""
         rows = await self._our_hooks()
         trusted = {str(row.get("key")): {"trusted_hash": row.get("currentHash")} for row in rows}
         edit = {"keyPath": "hooks.state", "value": trusted, "mergeStrategy": "upsert"}
@@ -151,7 +151,7 @@ class Agent(BaseAgent):
         return await self.session.attend(self._before(answers.read_hook(said, self.session.root)), None)
 
     async def _before(self, call: OpenCall) -> Json:
-        """Decide about a command or a server's tool; one that is denied here is never an item of the agent's."""
+        """Decide about a command or MCP tool; if denied, end it here, because Codex reports no item for it."""
         refused = (await self.decide(self.reader.begin_call(call), call.request())).refused
         if refused is not None:
             await self.session.emit(self.reader.calls.end(call.id, None, failed=True))
@@ -166,7 +166,7 @@ class Agent(BaseAgent):
         return answers.answer(request.method, (await self.session.gate.decide(question)).refused)
 
     async def _people(self, params: dict[str, Any]) -> Json:
-        """Put the agent's questions to a person."""
+        """Ask the user the agent's questions; return the answers."""
         given: dict[str, Json] = {}
         for row in mappings(params.get("questions")):
             labels = tuple(str(one.get("label")) for one in mappings(row.get("options")))
@@ -179,7 +179,7 @@ class Agent(BaseAgent):
 
 
 def plain(words: str) -> str:
-    """The words in a service's own answer, which the agent may hand on as it came; any other text as it is."""
+    """Return the message in a service's JSON error, which the agent may pass on unchanged; any other text as it is."""
     try:
         said = mapping(msgspec.json.decode(words))
     except (ValueError, RecursionError):
@@ -189,7 +189,7 @@ def plain(words: str) -> str:
 
 
 def status_of(info: Json, words: str) -> int | None:
-    """Return the HTTP status of the service's answer, from the member for it or the program's own sentence."""
+    """Return the HTTP status of the service's answer, from its member or from Codex's error text; None without one."""
     status = mapping(next(iter(mapping(info).values()), None)).get("httpStatusCode")
     if isinstance(status, int) and is_count(status):
         return status

@@ -1,6 +1,6 @@
-"""Codex's app-server for an order: its command and environment, and what opens its thread.
+"""Starts Codex's app-server for an order: its command, its environment, and the call that opens its thread.
 
-The policy is compiled into its own settings as well. What is said to it while it runs is `agent`'s affair.
+The policy is also compiled into the agent's own settings. `agent` sends everything after the start.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ QUIET: Final = (
     "check_for_update_on_startup=false", "analytics.enabled=false", "features.apps=false", "features.plugins=false",
     "features.daemon_auto_start=false",
 )  # fmt: skip
-"""No telemetry, no update, nothing of other programs of the vendor."""
+"""Settings that turn off telemetry, updates, and the vendor's other programs."""
 
 FEATURES: Final = {
-    # Tried again for ever otherwise.
+    # Otherwise a failed connection is retried without end.
     "unbounded_connection_retries": False,
-    # A shell that reads its commands from us would run them unasked.
+    # Input to an open shell would run commands without approval.
     "unified_exec_tty": False,
-    # Work that goes on after the turn, or in threads of its own.
+    # These work after the turn, or in threads of their own.
     "goals": False, "multi_agent": False,
-    # It runs the user's profile beside the work, unasked.
+    # It runs the user's shell profile without approval.
     "shell_snapshot": False,
     "default_mode_request_user_input": True,
 }  # fmt: skip
@@ -48,7 +48,7 @@ HOOK: Final = (
     f"hooks.PreToolUse=[{{matcher='Bash|mcp__.*',hooks=[{{type='command',command={toml(COMMAND)},"
     f"timeout={hook.ANSWER_S_MAX + 40}}}]}}]"
 )
-"""The setting that makes it ask us before a command or a server's tool; a patch it asks about by itself."""
+"""Setting that makes Codex ask us before each command or MCP tool; before a patch it always asks."""
 
 SETTINGS: Final = ("effort", "summary", "system", "verbosity")
 """Settings of an order under `config.vendor.codex`."""
@@ -67,12 +67,13 @@ def start(options: AgentRow, run: Given, state: str) -> Started:
 
 
 def thread_of(run: Given, options: AgentRow, env: dict[str, str]) -> tuple[str, dict[str, Any]]:
-    """The call that opens the thread, and the order in it."""
+    """Return the method and the parameters of the call that opens the thread."""
     asked, own = read_conversation(run), own_settings(run, "codex", SETTINGS)
     params: dict[str, Any] = {
         "cwd": run.order.workspace.root,
         "approvalPolicy": "untrusted",
-        # What its own stops is run again outside of it, unasked, once it was allowed: the isolation around us holds.
+        # Codex reruns an allowed command outside of its own sandbox, without asking, if that blocked it: ours contains
+        # the agent instead.
         "sandbox": "danger-full-access",
         "config": settings_of(run, options, env),
         "model": run.order.config.model or options.model,
@@ -82,24 +83,24 @@ def thread_of(run: Given, options: AgentRow, env: dict[str, str]) -> tuple[str, 
         params["modelProvider"] = "backplane"
     params = {name: value for name, value in params.items() if value is not None}
     if asked.wanted is not None:
-        # The earlier turns would come in one line as long as the whole conversation.
+        # Otherwise the answer has all earlier turns, in one line as long as the conversation.
         params |= {"threadId": asked.wanted, "excludeTurns": True}
         return "thread/resume" if asked.resume else "thread/fork", params
     return "thread/start", {**params, "ephemeral": not (asked.keep or options.own_state)}
 
 
 def settings_of(run: Given, options: AgentRow, env: dict[str, str]) -> dict[str, Any]:
-    """The policy and the model's service in the agent's own settings."""
+    """Return the agent's own settings, from the policy, the order and the model's service."""
     own, profile = own_settings(run, "codex", SETTINGS), run.policy.profile
     networked = bool(profile.allow_network or profile.deny_network)
     asked_first = run.policy.decide_tool_call("web_search", {}, root=run.order.workspace.root).allowed != "allow"
     made: dict[str, Any] = {
-        # Asked of nobody: the search runs at the model's service, and pictures are read by the agent itself.
+        # Web search and `view_image` never ask for approval, so they are off if a policy rule would apply to them.
         "suppress_unstable_features_warning": True,
         "features": {**FEATURES, "view_image": not profile.deny_read},
-        # A user's profile is no part of the order, and may take its time.
+        # The user's shell profile is no part of the order, and may be slow.
         "allow_login_shell": False,
-        # Its commands need no key of its model's service.
+        # Commands do not need the key of the model's service.
         "shell_environment_policy": {"exclude": [options.key_env]} if options.key_env else None,
         "web_search": "disabled" if networked or asked_first else "live",
         "mcp_servers": server_rows(run, options.mcp_servers, headers="http_headers"),
@@ -113,13 +114,13 @@ def settings_of(run: Given, options: AgentRow, env: dict[str, str]) -> dict[str,
 
 
 def provider_of(options: AgentRow, env: dict[str, str]) -> dict[str, Any]:
-    """The model's service, as the program reads it."""
+    """Return the model's service as a provider in Codex's settings."""
     key = options.key_env if options.key_env in env else None
     return {
         "name": "backplane",
         "base_url": asked_at(options.base_url),
         "wire_api": "responses",
-        # A request that failed is asked again by the loop around the stream: together they would multiply.
+        # The loop around the stream retries a failed request, too: both numbers together would multiply.
         "request_max_retries": 0,
         "stream_max_retries": options.retries,
         "supports_websockets": False,
@@ -128,9 +129,9 @@ def provider_of(options: AgentRow, env: dict[str, str]) -> dict[str, Any]:
 
 
 def needs_hook(run: Given, options: AgentRow) -> bool:
-    """Return True if each command has to be asked about: Codex runs those that it holds for harmless unasked.
+    """Return True if Codex must ask before every command; without the hook it runs those it takes for harmless.
 
-    A hook of the order may refuse one, a person may, and after the last turn or dollar no further one may run.
+    That is so if a hook of the order or a user may deny a command, or a limit on turns or cost may forbid it.
     """
     config = run.order.config
     is_limited = config.max_turns is not None or config.max_budget_usd is not None

@@ -1,8 +1,8 @@
-"""Gemini CLI's own record of a conversation: what each request took, what its tools said, and where it goes on.
+"""Reads Gemini CLI's own file of a conversation: tokens of each request, outputs of tools; moves it to resume it.
 
-By the protocol it tells neither a command's output nor its exit code, and of tokens one sum a turn. It writes both into
-a file of JSON lines before it asks its model again. It goes on with a conversation in the folder where it began and in
-another minute alone; both hang on the file's place and name, so a conversation of ours is moved there first.
+The protocol has no output or exit code of a command, and only one sum of tokens for a turn. The agent writes both to a
+JSON Lines file before its next model request. It resumes a conversation only in the folder where it began, and not
+within the same minute; it takes both from the file's path and name, so `claim` moves and renames the file first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from backplane.agents.reader import counts_of
 from backplane.dialects.ir import TokenCounts
 
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Most bytes read in one look at the file; outputs in what came beyond them are not reported."""
+"""Maximum bytes per read of the file, the rest follows at the next read; a longer line is not reported."""
 _ID_CHARS: Final = 8
 """Characters of a conversation's id in its file's name."""
 _DAY_S: Final = 86_400
@@ -30,7 +30,7 @@ _WRAPPED: Final = re.compile(r"\A<untrusted_context>\n(.*)\n</untrusted_context>
 
 
 class Output(msgspec.Struct, frozen=True):
-    """Output of a tool as the model got it."""
+    """Output of a tool, as the model got it."""
 
     text: str
     exit_code: int | None = None
@@ -51,22 +51,22 @@ class Record:
         self._counted: set[str] = set()
         self._has_tokens = False
         self.requests: list[TokenCounts] = []
-        """Tokens of the requests that were not reported yet."""
+        """Tokens of requests that are not reported yet."""
         self._words: list[str] = []
         self.is_unended = False
-        """True if the last answer has words and no tokens, and an earlier one had tokens: its stream broke."""
+        """True if the last answer has text but no tokens, and an earlier one had tokens: its stream broke."""
         self.outputs: dict[str, Output] = {}
-        """Outputs of tools that were not reported yet, by the call's id."""
+        """Call's id → output of a tool that is not reported yet."""
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
     def skip(self) -> None:
-        """Leave out what is in the file now: it is of another run."""
+        """Skip the present content of the file, which belongs to an earlier run."""
         self._path = self._find()
         self._place = self._path.stat().st_size if self._path is not None else 0
 
     def read(self) -> None:
-        """Read what was written since."""
+        """Read the lines added since the last call."""
         self._path = self._path or self._find()
         if self._path is None:
             return
@@ -79,17 +79,17 @@ class Record:
         whole = data[: data.rfind(b"\n") + 1] or (data if len(data) == READ_BYTES_MAX else b"")
         self._place += len(whole)
         for line in whole.splitlines():
-            # Calls are written again with every further one; their answers stand in lines of their own.
+            # The agent writes all calls again with each further call; results are in lines of their own.
             if b'"toolCalls":' not in line:
                 self._take(line)
 
     @property
     def is_broken(self) -> bool:
-        """True if it has no words of an answer since `words` was called, or has its last answer without an end."""
+        """True if it has no text of an answer since the last call of `words`, or its last answer is unfinished."""
         return self._path is not None and (self.is_unended or not any(self._words))
 
     def words(self) -> str:
-        """Return the recorded words of the model since the last call."""
+        """Return the recorded text of the model since the last call."""
         words, self._words = "".join(self._words), []
         return words
 
@@ -98,7 +98,7 @@ class Record:
         return found[-1] if found else None
 
     def _files(self, id: str) -> list[Path]:
-        """The conversation's files, the longest last: beside the one that has all of it there may be empty ones."""
+        """Return the conversation's files, largest last; the agent may leave empty files beside the complete one."""
         found = self.home.glob(f"tmp/*/chats/session-*-{id[:_ID_CHARS]}.jsonl")
         return sorted(found, key=lambda path: path.stat().st_size)
 
@@ -124,7 +124,7 @@ class Record:
     # Going on ---------------------------------------------------------------------------------------------------------
 
     def claim(self, id: str, root: str) -> None:
-        """Move a conversation to where the agent looks for it when it works in another folder now."""
+        """Move a conversation's file to where the agent looks for it when it works in the folder `root`."""
         *empty, path = self._files(id)
         for one in empty:
             one.unlink()
@@ -135,12 +135,12 @@ class Record:
         listed = self.home / "projects.json"
         known = mapping(msgspec.json.decode(listed.read_bytes()) if listed.exists() else {})
         listed.write_bytes(msgspec.json.encode({**known, "projects": {**mapping(known.get("projects")), root: place}}))
-        # A day ago: in the minute that its name says, the agent takes it for a new one.
+        # Name it a day earlier: within the minute in its name, the agent takes it for a new conversation.
         then = time.strftime("%Y-%m-%dT%H-%M", time.gmtime(time.time() - _DAY_S))
         path.rename(self.home / "tmp" / place / "chats" / f"session-{then}-{id[:_ID_CHARS]}.jsonl")
 
     def copy(self, id: str) -> str:
-        """Copy a conversation; the copy's id."""
+        """Copy a conversation; return the copy's id."""
         made, path = str(uuid.uuid4()), self._files(id)[-1]
         name = path.name.replace(id[:_ID_CHARS], made[:_ID_CHARS])
         path.with_name(name).write_bytes(path.read_bytes().replace(id.encode(), made.encode()))
@@ -148,13 +148,13 @@ class Record:
 
 
 def home_of(config: str | None) -> Path:
-    """The agent's folder: below ours, or the user's own."""
+    """Return the agent's folder: below our configuration folder, or the user's own if `config` is None."""
     base = os.environ.get("GEMINI_CLI_HOME") or os.path.expanduser("~") if config is None else f"{config}/home"
     return Path(base, ".gemini")
 
 
 def read_output(tool: str, response: dict[str, Any]) -> Output:
-    """Read a tool's answer: its text, and the exit code of a command."""
+    """Read a tool's result: its text, and the exit code if the tool is a command."""
     text = response.get("error", response.get("output"))
     words = text if isinstance(text, str) else msgspec.json.encode(text).decode()
     if tool != "run_shell_command" or "error" in response:

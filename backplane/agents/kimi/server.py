@@ -1,6 +1,6 @@
-"""Kimi's local server, from a client's side: where it listens, calls by REST, and events by its WebSocket.
+"""Client of Kimi's local server: finds its address, calls it by REST, and receives events by its WebSocket.
 
-The program says its address and a token on its output; the token is kept here. What an event means is not known here.
+The program prints its address and a token; only this file has the token. `reader` interprets the events.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from backplane.process.child import Child
 
 START_S: Final = 60.0
-"""Seconds for the program to print its address: two are usual, a cold disk needs more."""
+"""Seconds for the program to print its address; then the run fails. Two are usual, a cold disk needs more."""
 ANSWER_S: Final = 60.0
 """Seconds for an answer to a call."""
 CLOSE_S: Final = 0.5
-"""Seconds for the server to confirm the end of the WebSocket; its program is ended after it."""
+"""Seconds for the server to confirm that the WebSocket closes; then its program is ended."""
 OUTPUT_BYTES_MAX: Final = 64 * 1024
-"""Most bytes of the program's output in which its address is searched."""
+"""Maximum bytes of the program's output that are searched for its address; then the run fails."""
 _ADDRESS: Final = re.compile(rb"(http://127\.0\.0\.1:\d{1,5})/\S*token=([\w.~-]+)")
 
 Hear = Callable[[bytes, dict[str, Any]], Awaitable[None]]
-"""Takes an event, as it came and as an object."""
+"""Takes an event: its line, and the decoded object."""
 
 
 class KimiServer:
     """The server of one run.
 
     Args:
-        child: the program.
-        hear: takes its events, in order.
+        child: the server's process.
+        hear: takes the server's events, in order.
     """
 
     def __init__(self, child: Child, hear: Hear) -> None:
@@ -57,7 +57,7 @@ class KimiServer:
     # Its address ------------------------------------------------------------------------------------------------------
 
     async def find(self) -> None:
-        """Wait until the program says where it listens. Raises BackendError."""
+        """Wait until the program prints its address. Raises BackendError."""
         said = b""
         with anyio.move_on_after(START_S):
             while (found := _ADDRESS.search(said)) is None and len(said) < OUTPUT_BYTES_MAX:
@@ -70,20 +70,20 @@ class KimiServer:
             raise BackendError("backend_unavailable", f"the agent did not say where it listens {bound}")
         self._url, self._token = found[1].decode(), found[2].decode()
         headers = {"Authorization": f"Bearer {self._token}"}
-        # What is between us and another program of this machine is no proxy's affair, and has no certificates to load.
+        # The server is on loopback: no proxy, and no certificates to load.
         self._http = httpx.AsyncClient(
             base_url=self._url, headers=headers, timeout=ANSWER_S, trust_env=False, verify=False
         )
 
     async def drain(self) -> None:
-        """Read the program's output to its end: that is the program's, too."""
+        """Read the program's output until it ends, which it does when the program ends."""
         while await _read(self._child.stdout):
             pass
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
     async def call(self, method: str, path: str, body: Json = None) -> tuple[int, Json, str]:
-        """Ask by REST: its code, 0 for success; its data; its words. Raises BackendError: `backend_crashed`."""
+        """Send a request; return its code (0 is success), data and message. Raises BackendError: `backend_crashed`."""
         assert self._http is not None
         given = {} if method == "GET" else {"json": {} if body is None else body}
         try:
@@ -98,7 +98,7 @@ class KimiServer:
         return (code if isinstance(code, int) else -1), said.get("data"), str(said.get("msg") or answer.status_code)
 
     async def must(self, method: str, path: str, body: Json = None) -> dict[str, Any]:
-        """Ask for something that has to be had. Raises BackendError."""
+        """Send a request that must succeed; return its data. Raises BackendError."""
         code, data, words = await self.call(method, path, body)
         if code != 0:
             raise BackendError("backend_unavailable", f"the agent refused {path}: {words[:2000]}")
@@ -107,7 +107,7 @@ class KimiServer:
     # Events -----------------------------------------------------------------------------------------------------------
 
     async def connect(self, session: str) -> None:
-        """Open the WebSocket, and have the events of a session from here on. Raises BackendError."""
+        """Open the WebSocket, and subscribe to a session's events from now on. Raises BackendError."""
         seen = await self.must("GET", f"/sessions/{session}/snapshot")
         headers = {"Authorization": f"Bearer {self._token}"}
         try:
@@ -129,7 +129,7 @@ class KimiServer:
         await self._socket.send(message, text=True)
 
     async def run(self) -> None:
-        """Hand on events until there are no more."""
+        """Pass events to `hear` until the WebSocket closes."""
         await self._connected.wait()
         assert self._socket is not None
         with contextlib.suppress(ConnectionClosed):
