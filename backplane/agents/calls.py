@@ -1,4 +1,4 @@
-"""The book of an agent's tool calls: each begins, and ends, in one event. Pure."""
+"""Tracks an agent's tool calls, and makes the events of their start and end. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class OpenCall(msgspec.Struct):
 
     id: str
     tool: str
-    """Name of the tool by the agent."""
+    """The agent's name of the tool."""
     name: str
-    """Name of the tool by the contract."""
+    """The contract's name of the tool."""
     input: Json
     kind: str = ""
     """Kind of the call in the agent's protocol; empty if that has no kinds."""
     shown: tuple[str, bool] | None = None
-    """The result as hooks showed it to the model, and whether it is an error; None for the tool's own."""
+    """The result as changed by hooks, and True if it is an error; None if the tool's own result counts."""
 
     def request(self, **more: Any) -> ToolRequest:
         """Return the call as a request of the gate."""
@@ -40,7 +40,7 @@ class OpenCalls:
     """The calls of one run.
 
     Args:
-        shows: hooks see results before they are reported, so that no output is reported while a tool runs.
+        shows: True if hooks see results before they are reported; then no output is reported while a tool runs.
     """
 
     def __init__(self, make: EventFactory, *, shows: bool = False) -> None:
@@ -62,7 +62,7 @@ class OpenCalls:
         return [self._make.called(call.id, call.name, call.input, parent)]
 
     def find(self, name: str, input: Json) -> str:
-        """Return the id of a call with this name and input, first of one without a verdict; empty if there is none."""
+        """Return the id of a call with this name and input, preferably one without a verdict; empty if none exists."""
         asked = {id: verdict.request for id, verdict in self.verdicts.items()}
         known = [(id, one.name, one.input) for rows in (self.open, asked) for id, one in rows.items()]
         same = [id for id, *call in known if call == [name, input]]
@@ -86,7 +86,7 @@ class OpenCalls:
         ran: tuple[Json, Json] | None = None,
         changes: Iterable[tuple[str, str]] = (),
     ) -> list[AgentEvent]:
-        """Report what came of an open call: its command, its files, its result. A refused call has the refusal.
+        """Report the end of an open call: its command, its file changes, its result (or the reason of a refusal).
 
         Args:
             ran: exit code and output of a command.
@@ -102,7 +102,7 @@ class OpenCalls:
         command = command_of(call.input if verdict is None else verdict.input)
         if ran is not None and command is not None:
             code, text = exit_code(ran[0]), ran[1]
-            # A command that was cut off did not end well, whatever its agent says.
+            # A command that was cut off has no exit code 0, even if the agent reports one.
             code = None if failed and code == 0 and shown is None else code
             failed = failed or (shown is None and bool(code))
             events.append(self._make.ran(command, code, str(text or "") if shown is None else shown))

@@ -1,4 +1,4 @@
-"""Events of the contract as every reader of an agent makes them, and what readers have in common. Pure."""
+"""Makes the contract's events for the readers of all agents, and has the helpers that they share. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from backplane.contract.events import (
 from backplane.contract.receipt import Usage
 
 PREVIEW_BYTES_MAX: Final = 8192
-"""Longest preview of a command's output, as the contract has it."""
+"""Maximum bytes of a preview of a command's output, set by the contract."""
 SHELLS: Final = ("bash", "sh", "zsh", "dash", "ash")
 
 
@@ -34,8 +34,8 @@ class EventFactory:
     """Makes events, each with the time at which it is made.
 
     Args:
-        now: gives that time.
-        root: of the workspace; paths below it are told relative to it.
+        now: returns that time.
+        root: the workspace's folder; paths below it are reported relative to it.
     """
 
     def __init__(self, now: Callable[[], str], root: str) -> None:
@@ -81,11 +81,11 @@ class EventFactory:
         return Warned(ts=self._now(), message=words)
 
     def gone(self, name: Json, why: Json) -> AgentEvent:
-        """Warn of an MCP server whose tools the agent has to do without."""
+        """Warn that an MCP server, and so its tools, is not available."""
         return self.warning(f"the MCP server {name!r} is not there: {why}"[:500])
 
     def kept(self, kind: Json, body: Json) -> AgentEvent:
-        """Keep what the contract has no word for as it came."""
+        """Keep a message that has no event in the contract, unchanged."""
         return self.carried("raw_message", body, f"a message of the kind {str(kind)[:80]}")
 
     def carried(self, name: str, body: Json, words: str) -> AgentEvent:
@@ -93,7 +93,7 @@ class EventFactory:
 
 
 def exit_code(value: Json) -> int | None:
-    """Return a value as a command's exit code; None if it is no such code."""
+    """Return a value as a command's exit code; None if it is none."""
     is_code = isinstance(value, int) and not isinstance(value, bool) and -(2**31) <= value < 2**31
     return value if is_code else None
 

@@ -1,7 +1,7 @@
 """The gate: the one place where a tool call of a driven agent is allowed or refused.
 
-A driver makes a `ToolRequest` of what its agent asks, and answers with the `ToolVerdict`. The policy decides first;
-then the control plane is asked, also about a denied call, so that the call's record says that it did not run.
+A driver makes a `ToolRequest` from its agent's request, and answers with the `ToolVerdict`. The policy decides first;
+then the control plane is asked, also about a denied call, so that the call is recorded as one that did not run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A call that an agent wants to be allowed."""
 
     tool: str
-    """Name of the tool by the agent."""
+    """The agent's name of the tool."""
     name: str
     """Name of the tool in the call's events."""
     input: Json
@@ -37,9 +37,9 @@ class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
     reads: tuple[tuple[str, str], ...] = ()
     """Files that a command reads according to the agent: path, and the folder that it counts from."""
     takes_input: bool = False
-    """The agent accepts another input than its own."""
+    """True if the agent accepts another input than its own."""
     wider: bool = False
-    """The agent asks for more than the call, for example for a whole folder."""
+    """True if the agent asks for more than the call, for example for a whole folder."""
 
 
 class ToolVerdict(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ class Gate:
         if refused is None:
             return None
         verdict = self._keep(ToolVerdict(request, refused, request.input))
-        # The record above says that the call did not run only if it was asked about.
+        # The control plane records a call as one that did not run only if it was asked about it.
         id = {"tool_use_id": request.id} if request.id else {}
         asked = {"kind": "tool", "name": request.name, "input": request.input, "cwd": self._root, "default": "deny"}
         await self._run.pass_on(asked | id)
@@ -107,7 +107,7 @@ class Gate:
         return ruling.reason if ruling is not None and ruling.allowed == "deny" else None
 
     async def _asked(self, request: ToolRequest) -> ToolVerdict:
-        """Ask the control plane, and judge an input that its answer changed."""
+        """Ask the control plane; if its answer changes the input, apply the policy to that, too."""
         refused, input = None, request.input
         asked = {"id": request.id or None, "command": command_of(input), "cwd": self._root}
         answer = await self._run.may(self.name_of(request), input, **asked)
@@ -121,7 +121,7 @@ class Gate:
         return ToolVerdict(request, refused, input)
 
     def _ruling(self, request: ToolRequest, input: Json) -> Ruling | None:
-        """Return the strictest ruling by any name of the tool, and on the files that the call reads."""
+        """Return the strictest ruling on the call by any of the tool's names, and on the files that the call reads."""
         tool, policy, root = request.tool, self._run.policy, self._root
         rulings = [
             policy.decide_tool_call(tool, input, root=root, cwd=root, aliases={tool: name})
@@ -132,7 +132,7 @@ class Gate:
         return next((by_allowed[one] for one in ("deny", "ask", "allow") if one in by_allowed), None)
 
     def name_of(self, request: ToolRequest) -> str:
-        """Return the name for the control plane: it gets one name, and decides by it as all names decide here."""
+        """Return the one name for the control plane; its ruling by that name is the ruling by all names here."""
         ruling = self._ruling(request, request.input)
         wanted = ruling.allowed if ruling is not None else "allow"
         for name in dict.fromkeys((request.name, *request.neutral, request.tool)):

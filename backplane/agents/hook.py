@@ -10,7 +10,7 @@ import sys
 SOCKET = "BACKPLANE_AGENT_HOOKS"
 """Variable with the socket's path: an argument would change the command that the agent trusts."""
 EXIT = "BACKPLANE_AGENT_HOOKS_EXIT"
-"""Variable with the exit code that stops a tool if no answer came, for an agent that takes no words for it."""
+"""Variable with the exit code that stops a tool if no answer came, for an agent that does not read a JSON answer."""
 ANSWER_S_MAX = 320
 """Seconds to wait for the answer: above the 300 s that a host itself waits for one."""
 DENIED = b'{"decision":"block","reason":"policy_denied: nobody answered"}'
@@ -18,7 +18,7 @@ DENIED = b'{"decision":"block","reason":"policy_denied: nobody answered"}'
 
 
 def main() -> int:
-    """Ask, and print the answer. Any exit code but 0 and `EXIT` would let the agent go on."""
+    """Ask, and print the answer. With any exit code but 0 and `EXIT` the agent would run the call."""
     try:
         answer = ask(os.environ[SOCKET])
     except (OSError, KeyError):

@@ -21,18 +21,18 @@ from backplane.protocol.lines import LINE_BYTES_MAX, strict
 COMMAND: Final = shlex.join((sys.executable, "-I", "-S", hook.__file__))
 """Command that an agent starts as a hook; the variable `hook.SOCKET` names the socket."""
 READ_S: Final = 30.0
-"""Seconds for a question to arrive whole; the hook program writes it at once."""
+"""Seconds for a question to arrive completely; the hook program writes it at once."""
 ASKED_MAX: Final = 64
-"""Questions that are worked on at once; those beyond wait."""
+"""Maximum questions that are answered at the same time; others wait."""
 PATH_BYTES_MAX: Final = 100
-"""Most bytes of a socket's path: macOS takes 103, Linux 107."""
+"""Maximum bytes of a socket's path: macOS takes 103, Linux 107."""
 
 Answer = Callable[[dict[str, Any]], Awaitable[Json]]
-"""Answers a question; None denies what was asked about."""
+"""Answers a question; None denies the call."""
 
 
 class Hooked:
-    """The socket that the agent's hooks ask at."""
+    """The socket that the agent's hook program connects to."""
 
     def __init__(self, path: str, answer: Answer) -> None:
         if len(os.fsencode(path)) > PATH_BYTES_MAX:
@@ -42,7 +42,7 @@ class Hooked:
         self._room = anyio.Semaphore(ASKED_MAX)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Take questions until cancelled."""
+        """Answer questions until cancelled."""
         async with await anyio.create_unix_listener(self._path) as listener:
             task_status.started()
             await listener.serve(self._take)
@@ -55,7 +55,7 @@ class Hooked:
                 if answer is not None:
                     await line.send(msgspec.json.encode(answer))
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return  # Its asker is gone.
+            return  # The hook program has ended.
 
 
 async def _read(line: anyio.abc.SocketStream) -> dict[str, Any] | None:

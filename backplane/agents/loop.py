@@ -1,8 +1,7 @@
-"""Our own agent: asks the model of an API, runs the tools that it calls, and asks again until it is done.
+"""Our own agent: sends requests to a model's API and runs the tools that it calls, until the model has answered.
 
-The tools are `backplane.tools`, under the policy through the kit's question; the model is reached by
-`upstream.completion`. Which service it is stands in the variable `presets.OPTIONS`; what an order says beside the
-contract's own fields, under `config.vendor.api`.
+The tools are `backplane.tools`; the control plane decides about each call. `upstream.completion` sends the requests.
+The variable `presets.OPTIONS` names the service; an order's own settings for it are under `config.vendor.api`.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ from backplane.upstream.presets import OPTIONS, read_options
 from backplane.upstream.prices import price_of
 
 TURNS_MAX: Final = 250
-"""Turns where the order names no limit; long tasks take fifty, and a loop has to end."""
+"""Maximum turns if the order has no limit; long tasks take fifty, and a loop must end."""
 
 OUTPUT_TOKENS: Final = 16_384
-"""Longest answer under a reserved budget where the order sets no `max_tokens`: what most models give, and a call has to
-have a limit to have a price."""
+"""Maximum tokens of an answer under a reserved budget if the order sets no `max_tokens`: what most models allow.
+Without a limit, a call has no highest price."""
 
 OUTPUT_TOKENS_MIN: Final = 256
-"""Shortest answer that is worth its call; with room for less the run ends before it."""
+"""Minimum tokens for an answer that make a call worthwhile; if the budget leaves less, the run ends before the call."""
 
 RESERVED: Final = (
     "a call was made only where the most it could cost was left: each byte of its request as a token of input, and "
@@ -69,13 +68,13 @@ RESERVED: Final = (
 )
 
 CONTEXT_CHARS_MAX: Final = 64 * 1024
-"""Most characters of a context file in the prompt; the model reads on by itself."""
+"""Maximum characters of a context file in the prompt; the model can read the rest with a tool."""
 
 PARAMETERS: Final = (
     "max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "frequency_penalty", "presence_penalty",
     "reasoning_effort", "reasoning_budget", "reasoning_shown", "verbosity", "service_tier",
 )  # fmt: skip
-"""Parameters of the model that `config.vendor.api` may set, beside the members in `OWN`."""
+"""Parameters of the model that `config.vendor.api` may set, in addition to the members in `OWN`."""
 
 OWN: Final = ("system", "without_tools")
 """Members of `config.vendor.api` that are not parameters of the model."""
@@ -91,7 +90,7 @@ _COUNTERS: Final = {
 }  # fmt: skip
 
 MARKED: Final = frozenset({"claude"})
-"""Dialects whose services keep a prompt only up to a mark; the others do so by themselves, or not at all."""
+"""Dialects whose services cache a prompt only up to a mark; the others do so by themselves, or not at all."""
 
 SYSTEM: Final = (
     "You do software work in a folder, the workspace, with the tools you are given. Paths are relative to its root. "
@@ -108,22 +107,22 @@ class Task(msgspec.Struct, frozen=True):
     """An order, checked before the first request."""
 
     conversation: Conversation
-    """The model, its parameters, what it is to know, and the messages before this order."""
+    """The model, its parameters, system text and tools, and the messages before this order."""
     spec: RunSpec
     reserved: bool = False
-    """True for a share of a parent's budget, or a budget of tokens: a call is made only if its highest cost is left."""
+    """True for a share of a parent's budget, or a token budget: a call is made only if that covers its highest cost."""
     budget_tokens: int | None = None
     images: tuple[Image, ...] = ()
-    """Shown with the order's words."""
+    """Images to send with the task."""
     without_tools: bool = False
-    """A run whose service takes no tools may be complete."""
+    """True if a run without tools, at a service that takes none, may be complete."""
 
 
 def read_task(run: HostRun, service: Endpoint, toolbox: Toolbox) -> Task:
     """Read the order.
 
     Raises:
-        ConfigError: `config_invalid`, there is no model, a parameter is none, or a budget cannot be held.
+        ConfigError: `config_invalid`, no model is named, a parameter is unknown, or a budget cannot be enforced.
     """
     config = run.order.config
     model = config.model or service.model
@@ -163,7 +162,7 @@ def read_task(run: HostRun, service: Endpoint, toolbox: Toolbox) -> Task:
 
 
 def prompt_of(run: HostRun, toolbox: Toolbox) -> str:
-    """The order's task, snippets and files."""
+    """Return the prompt: the order's task, snippets and files."""
     return "\n\n".join([run.order.task, *snippets(run), *(_shown(toolbox, path) for path in run.order.context.files)])
 
 
@@ -180,10 +179,10 @@ def _shown(toolbox: Toolbox, path: str) -> str:
 
 
 class Account(EventReader):
-    """Counts what the calls of the model used; the agent itself reports everything else."""
+    """Counts the usage of model calls; the agent itself reports everything else."""
 
     has_called = False
-    """True if a call of the model was begun; one that failed may have cost something."""
+    """True if a model call was begun; even a failed one may have cost something."""
 
     def used(self) -> receipt.Usage:
         if not self.has_called:
@@ -202,28 +201,28 @@ class Agent(BaseAgent):
         super().__init__(session, Account(session.run.now, toolbox.tree.root))
         self.model, self.toolbox, self.servers, self.task = model, toolbox, servers, task
         self._most: dict[str, int | None] = {"usd_micros": 0 if task.spec.price is not None else None, "tokens": 0}
-        """Most that the calls so far can have cost; a call of unknown cost counts as its most."""
+        """Highest possible cost of the calls so far; a call of unknown cost counts with its highest."""
         self._run = session.run
         model.keeps_limit = task.reserved
         tools = (*SPECS, *servers.specs)
         self._conversation = msgspec.structs.replace(task.conversation, dialect=model.dialect, tools=tools)
         self._images = task.images
-        """Not shown yet."""
+        """Images that are not sent yet."""
         self._reported: dict[str, Any] = {}
         self._named: str | None = None
-        """The model as the service calls it."""
+        """The service's name of the model; None before the first answer."""
 
     async def run(self) -> None:
-        """Say nothing unasked."""
+        """Return at once: this agent has no process whose messages could be read."""
 
     async def say(self, words: Json) -> Ending:
-        """Ask the model, and run what it calls, until it has answered or a limit is reached."""
+        """Send requests to the model, and run its tool calls, until it has answered or a limit is reached."""
         images, self._images = self._images, ()
         self._add(user_message(str(words), images))
         return await self._go_on()
 
     async def again(self, words: Json, *, acted: bool) -> Ending:
-        """Ask the model again with the conversation as it is: no word and no call of it is repeated."""
+        """Repeat the request with the conversation so far; no message or tool call is repeated."""
         return await self._go_on()
 
     def reset_s(self, error: BackendError | None) -> float | None:
@@ -238,7 +237,7 @@ class Agent(BaseAgent):
                 sent = self.model.request_bytes(conversation) + HIDDEN_TOKENS
                 room, why = self._room(conversation, sent)
                 if why:
-                    await self._report(self.reader.used())  # The control plane does not wait for the final.
+                    await self._report(self.reader.used())  # The control plane needs the usage before the `final`.
                     return limited("budget", why)
                 options = {**conversation.options, "max_tokens": room}
                 conversation = msgspec.structs.replace(conversation, options=options)
@@ -281,13 +280,13 @@ class Agent(BaseAgent):
     # What it costs ----------------------------------------------------------------------------------------------------
 
     def _room(self, conversation: Conversation, sent: int) -> tuple[int, str]:
-        """Return how long the next answer may be, in tokens, so that its call costs no more than what is left.
+        """Return the maximum tokens of the next answer, so that its call costs no more than the rest of the budget.
 
         Args:
-            sent: tokens of its request, at most.
+            sent: maximum tokens of the request.
 
         Returns:
-            The tokens, and why the call must not be made; empty if it may.
+            The tokens, and why the call must not be made (empty if it may).
         """
         budget, tokens, price = self.task.spec.budget_micros, self.task.budget_tokens, self.task.spec.price
         room = int(conversation.options.get("max_tokens") or OUTPUT_TOKENS)
@@ -306,12 +305,12 @@ class Agent(BaseAgent):
         return room, ""
 
     def _worst(self, sent: int, room: int) -> dict[str, int | None]:
-        """Return the most that a call can cost."""
+        """Return the highest cost of a call."""
         price = self.task.spec.price
         return {"usd_micros": None if price is None else most(price, sent, room), "tokens": sent + room}
 
     def _spend(self, costs: Mapping[str, int | None]) -> None:
-        """Add the most that a call has cost; the sum is unknown once one of them is."""
+        """Add the highest cost of a call to the sum, which is unknown once any cost is."""
         for name, more in costs.items():
             so_far = self._most[name]
             self._most[name] = None if so_far is None or more is None else so_far + more
@@ -326,7 +325,7 @@ class Agent(BaseAgent):
         await self._report(self.reader.spent.usage())
 
     async def _lost(self, longest: int, request: dict[str, Any]) -> bool:
-        """Count a call whose answer was lost as the most that it can cost; return True if it may be made again."""
+        """Count a call whose answer was lost with its highest cost; return True if it may be repeated."""
         worst = self._worst(len(msgspec.json.encode(request)) + HIDDEN_TOKENS, longest)
         self._spend(worst)
         self.reader.spent = self.reader.spent.plus_lost(worst["usd_micros"])
@@ -339,7 +338,7 @@ class Agent(BaseAgent):
         return True
 
     async def _hear(self, event: AgentEvent) -> None:
-        """Pass on what a turn says; counters become those of the whole run."""
+        """Emit an event of a turn; its counters become those of the whole run."""
         body = event.ext.get("usage") if isinstance(event.ext, dict) else None
         if isinstance(body, dict):
             counts = counts_of([body], _COUNTERS)
@@ -397,17 +396,17 @@ class Agent(BaseAgent):
             await self._run.command_executed(result.ran.command, result.ran.exit_code, result.ran.output)
         for change in result.changes:
             await self._run.file_changed(change.path, change.summary)
-        # Hooks look at a result before the model does.
+        # Hooks see a result before the model does.
         text, is_error = await self._run.shown(name, input, result.text, id=call.id, is_error=result.is_error)
         return msgspec.structs.replace(result, text=str(text), is_error=is_error)
 
 
 def _marked(conversation: Conversation) -> Conversation:
-    """Mark the conversation for a service that caches a prompt only up to a mark: the next turn repeats it."""
+    """Mark the conversation's end for a service that caches up to a mark, because the next turn sends it again."""
     if conversation.dialect not in MARKED:
         return conversation
     first, *between, last = conversation.messages
-    # The end of an answer may take no mark; a paused answer is only continued.
+    # An answer at the end may not have a mark; that occurs only if a paused answer is continued.
     end = last if last.role == "assistant" else _kept(last)
     return msgspec.structs.replace(conversation, messages=(_kept(first), *between, end))
 
@@ -427,13 +426,13 @@ def _said(turn: ModelTurn, now: str) -> AgentEvent:
 
 @functools.cache
 def _own_service() -> tuple[Endpoint, dict[str, str]]:
-    """The service that this process was started for, and its keys, which then stand nowhere else."""
+    """Return this process's service and its keys, and remove the keys from the environment."""
     service = read_options(msgspec.json.decode(os.environ.get(OPTIONS, "{}")), "the options")
     return service, take(service.variables)
 
 
 async def drive(run: HostRun) -> Done:
-    """Have a model of this process's service do the order."""
+    """Run the order with a model of this process's service."""
     service, keys = _own_service()
     root, env = run.order.workspace.root, without(child_environment({}, run.order.config.env, os.environ), keys)
 

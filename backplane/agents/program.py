@@ -1,6 +1,6 @@
-"""An agent's program around its one run: a folder for its state, the child, its orderly end, nothing left of either.
+"""Starts an agent's program for one run, with a folder for its state; ends the program, and removes the folder.
 
-What is said to it while it runs is the run's own affair.
+The vendor's `agent` talks to the program while it runs.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ Started = tuple[tuple[str, ...], dict[str, str]]
 """A command and its environment."""
 
 CANCEL_SHARE: Final = 0.5
-"""Share of the grace for the agent to end its turn; the rest is for the program."""
+"""Share of the run's grace period for the agent to end its turn; the rest is for its program."""
 STOP_GRACE_S: Final = 1.0
-"""Seconds for the program to end after its stdin was closed: a tenth of that is usual."""
+"""Seconds for the program to end after its stdin was closed, before it is killed; a tenth of that is usual."""
 LADDER_S: Final = 0.5
 EXIT_S: Final = 0.5
 """Seconds for a program to end after it closed its output, so that its exit is known."""
 STDERR_CHARS: Final = 2000
 OF_PROGRAM: Final = frozenset({"backend_crashed", "backend_unavailable", "backend_timeout"})
-"""Failures that the program's own words may explain; to any other they are noise, as most of them are warnings."""
+"""Codes of failures that the program's stderr may explain; for others it is noise, as it is mostly warnings."""
 
 _CONTROLS: Final = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
-"""A terminal's colours, titles and moves, and what else is no text."""
+"""Matches a terminal's escape sequences, and other characters that are no text."""
 
 
 class BegunProgram(msgspec.Struct, frozen=True):
-    """The place of an agent's program at work: the folder for its state, and its environment."""
+    """How an agent's program was started: the folder for its state, and its environment."""
 
     state: str
     env: dict[str, str]
 
 
 async def drive(run: HostRun, package: str, options: Any) -> Done:
-    """Start the agent's program, run the order, and leave nothing of either.
+    """Start the agent's program, run the order, and remove the program and its state.
 
     Args:
-        package: the vendor's. Its `start` has `start(options, run, state)`, which says what is started, with an empty
-            folder for its state; its `agent`, loaded while the program loads, has the class `Agent`, whose
-            `speak(options, run, child, begun)` makes the run with it.
-        options: a row of the host's table, with a backend's options over it.
+        package: the vendor's. Its `start` has `start(options, run, state)`, which returns the command and environment,
+            given an empty folder for the state; its `agent`, loaded while the program loads, has the class `Agent`,
+            whose `speak(options, run, child, begun)` returns the run.
+        options: a row of the host's table, overridden by a backend's options.
     """
     if run.order.config.max_turns == 0:
         await run.carry("turn", {"stop_reason": "max_turns"}, "the limit of 0 turns (max_turns)")
@@ -74,7 +74,7 @@ async def drive(run: HostRun, package: str, options: Any) -> Done:
                 return await session.go()
             except BaseExceptionGroup as group:
                 if getattr(first_of(group), "code", "") == "backend_crashed":
-                    await child.wait(EXIT_S)  # Its output is closed a moment before it has ended.
+                    await child.wait(EXIT_S)  # A program closes its output a moment before it ends.
                 raise with_words(group, child) from group
             finally:
                 with anyio.CancelScope(shield=True):
@@ -82,14 +82,14 @@ async def drive(run: HostRun, package: str, options: Any) -> Done:
 
 
 def first_of(error: BaseException) -> BaseException:
-    """Return the failure that a group was made for."""
+    """Return the failure that caused a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def with_words(group: BaseExceptionGroup[BaseException], child: Child) -> BaseException:
-    """The first failure, with the agent's exit and last words where they can be its cause."""
+    """Return the first failure, with the program's exit and the end of its stderr if they can be the cause."""
     error = first_of(group)
     if not isinstance(error, BackplaneError):
         return group
@@ -98,6 +98,6 @@ def with_words(group: BaseExceptionGroup[BaseException], child: Child) -> BaseEx
     how = f" ({child.exit.describe()})" if child.exit is not None else ""
     tail = _CONTROLS.sub("", child.stderr_tail.decode("utf-8", "replace")).strip()
     if len(tail) > STDERR_CHARS:
-        # From a whole word on: half a secret would not be known for one above us.
+        # Begin at a whole word: the control plane would not recognise half a secret.
         tail = tail[-STDERR_CHARS:].split(maxsplit=1)[-1]
     return BackendError(error.code, f"{error.message}{how}{': ' if tail else ''}{tail}", hint=error.hint)

@@ -1,6 +1,6 @@
-"""The agents that backplane drives: a row of `hosts/agents.toml` each, with a backend's options over it.
+"""Reads the agents that backplane drives: each is a row of `hosts/agents.toml`, overridden by a backend's options.
 
-A control plane reads a row to name what is wrong, and sends it to the agent's host, which need not read the table.
+A control plane reads a row to report its errors, and sends it to the agent's host, which need not read the table.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ HOST: Final = "agent.py"
 """File under `hosts/` that drives every agent; its argument names the row."""
 
 OPTIONS: Final = "BACKPLANE_AGENT_OPTIONS"
-"""Variable that takes a backend's options to such a host, as JSON: an argument could be read by every user."""
+"""Variable with a backend's options for such a host, as JSON: an argument could be read by every user."""
 
 INSTRUCTION_FILES: Final = ("AGENTS.md", "CLAUDE.md")
-"""Names of files with a project's instructions that a model behind `api` gets: of each folder the first that exists."""
+"""Names of project instruction files that a model behind `api` gets: in each folder the first that exists."""
 
 STATE: Final = "BACKPLANE_AGENT_STATE"
-"""Variable that tells such a host the folder for what outlives a run: conversations that are kept."""
+"""Variable with such a host's folder for kept conversations, which outlive the run."""
 
 KEY_PROXY: Final = "BACKPLANE_KEY_PROXY"
-"""Variable that tells such a host where its model's service is asked in place of its own address."""
+"""Variable with the proxy's address, to which such a host sends model requests instead of the service's address."""
 
 BASE_URL: Final = "{base_url}"
-"""Stands for that address in an agent's variables, arguments, files and configuration."""
+"""Placeholder for the address of the model's service in an agent's variables, arguments, files and configuration."""
 SESSION: Final = "{session}"
-"""Stands for the id of an agent's session in the name of its log."""
+"""Placeholder for the id of an agent's session in the name of its log."""
 
 SILENCE_S: Final = 240
-"""Seconds without a sign of the agent while no tool runs: below the control plane's 300 s, so that it knows why."""
+"""Seconds without a message of the agent while no tool runs; then its turn fails. Below the control plane's 300 s, so
+that the host can report the reason."""
 RETRIES: Final = 4
-"""Requests that repeat one call of the model after the first; an order's own clock may be shorter."""
+"""Maximum repeats of one model request; the order's own timeout may end it earlier."""
 
 PROVIDERS: Final[Mapping[str, tuple[str, ...]]] = {
     "copilot": ("openai", "azure", "anthropic"),
@@ -91,10 +92,10 @@ class McpServer(msgspec.Struct, frozen=True):
 
 
 class ModelOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Way to give an agent the name of its model."""
+    """How an agent is given the name of its model."""
 
     variable: str | None = None
-    """Variable that takes the model's name."""
+    """Environment variable for the model's name."""
     arguments: tuple[str, ...] = ()
     """Arguments before the model's name."""
 
@@ -105,15 +106,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     variable: str
     """Name of the variable."""
     content: dict[str, Any] = {}
-    """Laid over the user's own configuration."""
+    """Members that override the user's own configuration."""
     model: str | None = None
-    """Member that takes the model's name."""
+    """Member for the model's name."""
     shows_images: bool = False
-    """The agent sends images only to a model whose entry in its configuration takes them."""
+    """True if the agent sends images only to a model whose entry in its configuration allows them."""
 
 
 class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An agent: how its program is started and driven, and what its manifest says."""
+    """An agent: how its program is started and driven, and what its manifest has."""
 
     program: str
     """Name or path of the agent's program; a name is looked for on PATH."""
@@ -126,7 +127,7 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     oldest: str | None = None
     """Oldest version of the program that works; None if no older one was tried."""
     trials: dict[str, Any] = {}
-    """Calls by which the agent's model shows what it can, for `backends --probe`."""
+    """Trial calls that test the abilities of the agent's model, for `backends --probe`."""
     key_env: str | None = None
     """Variable that holds the key of the model's service."""
     base_url: str | None = None
@@ -134,37 +135,37 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base_url_env: str | None = None
     """Variable from which the vendor's own program reads `base_url`; used if the options name no address."""
     own_state: bool = False
-    """Use the user's own folders, login and model service in place of the session's."""
+    """True to use the user's own folders, login and model service in place of the session's."""
     silence_s: int = SILENCE_S
-    """Seconds without a sign of the agent, while no tool runs, after which its turn fails; 0 waits for ever."""
+    """Seconds without a message of the agent, while no tool runs, after which its turn fails; 0 for no limit."""
     mcp_servers: tuple[dict[str, Any], ...] = ()
     """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
     capabilities: dict[str, str] = msgspec.field(default_factory=lambda: {"streaming": "native"})
     """Capabilities in the manifest of the agent's hello: a level, or the reason why it is restricted."""
     heeds: tuple[str, ...] = ()
-    """Settings of an order that the agent carries out beside those that every agent does."""
+    """Settings of an order that the agent supports in addition to those that every agent supports."""
     instruction_files: tuple[str, ...] = ()
     """Names of the project's files that the agent reads itself as its instructions."""
     subagent_ends: bool = False
-    """The agent reports the end of each of its sub-agents, for hooks that observe it."""
+    """True if the agent reports the end of each of its sub-agents, for hooks that observe it."""
     labels: dict[str, str] = {}
-    """Words by which the agent names a failure → the contract's code; without an entry its text and status decide."""
+    """Agent's name for a failure → the contract's code; without an entry its text and status decide."""
     sessions: bool = False
-    """The agent keeps its conversations, and goes on with one in another run."""
+    """True if the agent keeps its conversations, and can resume one in another run."""
     model: str | None = None
     """Model if the order names none; without it the agent chooses, unless its service is the user's own."""
     prices: dict[str, Any] | None = None
     """Dollars for a million tokens: input, output, cache_read, cache_write."""
     retries: int = RETRIES
-    """Requests that repeat one call of the model after the first: 1 is two requests at most."""
+    """Maximum repeats of one model request: 1 is two requests at most."""
     provider: str = ""
     """Kind of the service at `base_url`."""
     wire_api: Literal["completions", "responses"] = "completions"
     """Which of OpenAI's protocols the service speaks."""
     context_tokens: int = 262_144
-    """Tokens that the model takes at most; the agent shortens a conversation before it is longer."""
+    """Maximum tokens of the model's context; the agent shortens a conversation before it exceeds them."""
     adds_version: bool = False
-    """The program adds the version (`/v1`) to the address of the model's service."""
+    """True if the program adds the version (`/v1`) to the address of the model's service."""
     arguments: tuple[str, ...] = ()
     """Arguments of the program."""
     home: dict[str, str] = {}
@@ -174,13 +175,13 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: dict[str, str] = {}
     """Files, path → content, that are written below the state folder before the start."""
     config: Config | None = None
-    """A variable that holds the agent's configuration as JSON, and what is laid over the user's."""
+    """Variable with the agent's configuration as JSON, and the members that override the user's."""
     own_server: str | None = None
-    """Address (`host:port`) where the agent's parts talk to each other, which no proxy is asked for."""
+    """Address (`host:port`) of the agent's own local server, which is reached without a proxy."""
     mode: str | None = None
     """Mode that is set after the session is open, so that the agent asks before it acts."""
     model_by: ModelOption = ModelOption()
-    """Way to set the agent's model: a variable or arguments; by the protocol if there are neither."""
+    """How to set the agent's model: by a variable or arguments; by the protocol if there are neither."""
     usage: Literal["chunks", "record", "turn", "last_call", "none"] = "none"
     """Message in which the agent reports tokens."""
     tools: dict[str, str] = {}
@@ -190,9 +191,9 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log: str = ""
     """The log's file below the state folder, with wildcards and `{session}`; empty for stderr."""
     asks_anew: bool = False
-    """After a failed request it asks for the whole answer again: words since the last message do not count."""
+    """True if the agent requests the whole answer again after a failed request: earlier text does not count."""
     in_place: bool = False
-    """Its conversations stay with the folder they began in."""
+    """True if the agent's conversations can only be resumed in the folder where they began."""
 
     def __post_init__(self) -> None:
         try:
@@ -215,7 +216,7 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def endpoints(self) -> tuple[str, ...]:
         """The address of the model's service as `host:port`; empty if it is unknown or cannot be read."""
-        from urllib.parse import urlsplit  # A host says hello without it.
+        from urllib.parse import urlsplit  # A host does not need it for its hello.
 
         try:
             parts = urlsplit(self.base_url or "")
@@ -226,11 +227,11 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (f"{parts.hostname}:{port}",) if is_host else ()
 
     def is_told(self, env: Mapping[str, str]) -> bool:
-        """Return True if the agent learns where to ask: by its driver, or by `{base_url}` in its row or variables."""
+        """Return True if the agent gets the address: from its driver, or by `{base_url}` in its row or variables."""
         return self.drive != "acp" or self.says_base_url(env)
 
     def says_base_url(self, env: Mapping[str, str]) -> bool:
-        """Return True if `{base_url}` stands in the row or in the backend's variables."""
+        """Return True if `{base_url}` is in the row or in the backend's variables."""
         return BASE_URL in msgspec.json.encode([self, env]).decode()
 
 
@@ -244,14 +245,14 @@ def rows_of(folder: str) -> dict[str, dict[str, Any]]:
 
 
 def read(rows: Mapping[str, Mapping[str, Any]], name: str, given: Mapping[str, Any]) -> AgentRow:
-    """Return a row with a backend's options over it.
+    """Return a row, overridden by a backend's options.
 
     Args:
-        name: of the row; an agent that is described by its options alone has none.
+        name: name of the row; empty for an agent that is described by its options alone.
         given: the options.
 
     Raises:
-        ConfigError: `config_invalid`, an option that is not known or has the wrong type.
+        ConfigError: `config_invalid`, an option is unknown or has the wrong type.
     """
     kept = {key: value for key, value in rows.get(name, {}).items() if key not in _OF_TRIALS}
     said = {key: value for key, value in given.items() if key != "profile"}
@@ -291,7 +292,7 @@ def agent_of(
     where: str,
     environ: Mapping[str, str] | None = None,
 ) -> AgentRow:
-    """Return the agent that a shipped host is to drive.
+    """Return the row of the agent that a shipped host drives.
 
     Args:
         hosts: the folder of the hosts.
@@ -332,9 +333,9 @@ def agent_of(
 
 
 def past_proxies(env: Mapping[str, str], host: str) -> dict[str, str]:
-    """Return the variables that let programs ask a host without a proxy, beside those that they ask so already.
+    """Return the `no_proxy` variables with this host added, so that programs reach it without a proxy.
 
-    Many programs look at one spelling alone, so one that is not set lists what the other does.
+    Many programs read only one spelling, so a spelling that is not set gets the other one's list.
     """
     listed = {name: env.get(name, env.get(name.swapcase())) for name in ("NO_PROXY", "no_proxy")}
     return {name: f"{others},{host}" if others else host for name, others in listed.items()}

@@ -1,6 +1,6 @@
-"""An answer that has to be JSON of a given shape: asked for in words, read leniently, checked exactly.
+"""Requests an answer that matches a JSON Schema, reads it leniently, and checks it exactly.
 
-A JSON Schema and a text come in; the value, or what is wrong with it, comes out.
+A schema and a text come in; the value, or its mismatch, comes out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from backplane.contract.canonical import Json
 from backplane.errors import ConfigError
 
 FAULTS_SHOWN: Final = 5
-"""Faults reported at once; a model that gets all of fifty corrects none better."""
+"""Maximum faults in one correction request; with more of them a model does not correct better."""
 
 FAULT_CHARS_MAX: Final = 300
 
@@ -27,10 +27,10 @@ _FENCED: Final = re.compile(r"```[a-z]*\s*\n(.*?)\n\s*```", re.DOTALL | re.IGNOR
 
 
 class AnswerSchema:
-    """A JSON Schema made ready to check answers.
+    """A JSON Schema that checks answers.
 
     Raises:
-        ConfigError: `config_invalid`, it is no schema, or points outside itself.
+        ConfigError: `config_invalid`, it is no schema, or refers to another document.
     """
 
     def __init__(self, schema: Json) -> None:
@@ -49,7 +49,7 @@ class AnswerSchema:
         self._validator: Any = kind(schema)
 
     def request(self) -> str:
-        """The words that ask a model for such an answer."""
+        """Return the text that asks a model for such an answer."""
         schema = msgspec.json.encode(self.schema).decode()
         return (
             "When the work is done, answer with one JSON value and nothing else, without a code fence. "
@@ -57,10 +57,10 @@ class AnswerSchema:
         )
 
     def read(self, text: str) -> tuple[Json, str | None]:
-        """The value in an answer, and what is wrong with it; None when it fits.
+        """Return the value in an answer, and its mismatch; None if it matches.
 
         Raises:
-            ConfigError: `config_invalid`, the schema refers to a part of it that is not there.
+            ConfigError: `config_invalid`, the schema refers to a missing part of itself.
         """
         value, fault = _value(text)
         if fault is not None:
@@ -86,7 +86,7 @@ def _value(text: str) -> tuple[Json, str | None]:
 
 
 def _points_outside(schema: Json) -> bool:
-    """Return True if a reference leads to another document, which would have to be fetched."""
+    """Return True if a reference points to another document, which would have to be fetched."""
     if isinstance(schema, list):
         return any(_points_outside(item) for item in schema)
     if not isinstance(schema, dict):

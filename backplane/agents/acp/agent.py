@@ -1,7 +1,7 @@
-"""An agent behind the Agent Client Protocol: initialize, a session, prompts, questions, cancel.
+"""Drives an agent by the Agent Client Protocol (ACP): initialize, a session, prompts, permission requests, cancel.
 
-It is offered no file system and no terminal, so every agent works on disk itself and the layers around it see what it
-does. Whatever else an agent asks is refused as unknown. The protocol has no place for words in a turn, so they wait.
+We offer no file system and no terminal, so every agent works on disk itself, where the sandbox sees what it does. Other
+requests of an agent are refused as unknown. The protocol has no input within a turn, so input waits for its end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OFFER: Final = {
     "clientInfo": {"name": "backplane", "version": "0.1.0"},
 }
 SETTLE_S: Final = 0.1
-"""Seconds to wait after the answer to a prompt: updates that were sent before it may still come."""
+"""Seconds to wait after the answer to a prompt, because updates that were sent before it may arrive after it."""
 HISTORY_S: Final = 0.5
 """Seconds without an update after which an older conversation counts as replayed; an agent replays it in one go."""
 BROKEN: Final = "the stream of the model's answer broke, and the agent took its words for the whole answer"
@@ -51,13 +51,13 @@ class AcpSession(msgspec.Struct, frozen=True):
 
     id: str
     modes: tuple[str, ...] = ()
-    """Ids of the modes it can be set to."""
+    """Ids of the modes that the session can be set to."""
     mode: str | None = None
     options: dict[str, tuple[str, ...]] = {}
-    """Its own settings: id → values to choose from."""
+    """The agent's own settings: id → possible values."""
     models: tuple[str, ...] = ()
     model: str | None = None
-    """The one it has now."""
+    """The current model; None if the agent does not report it."""
 
 
 class Agent(BaseAgent):
@@ -76,18 +76,18 @@ class Agent(BaseAgent):
         self.reader.is_history = session.spec.conversation.wanted is not None
         self.pipe, self._child = session.pipe(child, self, hear=self._hear), child
         self._log: Callable[[], list[FailedRequest]] = list
-        """Gives what is new in the agent's log."""
+        """Returns the failed requests that are new in the agent's log."""
         self._failures, self._failed_s = 0, 0.0
-        """Failed requests since the last sign of life, and when that came."""
+        """`_failures`: failed requests since the last sign of life; `_failed_s`: time of that sign, monotonic clock."""
         self._said: dict[str, Any] = {}
-        """Its answer to `initialize`."""
+        """The agent's answer to `initialize`."""
         self._id = ""
         self._result: dict[str, Any] = {}
         """Result of the last prompt."""
 
     @classmethod
     def spec(cls, row: AgentRow, run: HostRun) -> RunSpec:
-        """The order with its context in the protocol's own blocks."""
+        """Return the order, with its context as blocks of the protocol."""
         spec = super().spec(row, run)
         shape = [] if spec.shape is None else [text_block(spec.shape.request())]
         pictures = [block for block in mappings(spec.prompt) if block["type"] == "image"]
@@ -101,7 +101,7 @@ class Agent(BaseAgent):
     # Opening ----------------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Agree on the protocol, open the session, and set what the order asks for."""
+        """Agree on the protocol, open the session, and set its mode and model."""
         self._said = await self.must("initialize", OFFER)
         version = self._said.get("protocolVersion")
         if version != PROTOCOL_VERSION:
@@ -125,7 +125,7 @@ class Agent(BaseAgent):
         self._id, self.reader.is_history = session.id, False
 
     async def _history_over(self) -> None:
-        """Wait for the rest of an older conversation, which this agent tells after it has answered."""
+        """Wait for the rest of an older conversation, which this agent replays after its answer."""
         seen = -1
         while self.reader.is_history and seen != self.reader.left_out:
             seen = self.reader.left_out
@@ -143,7 +143,7 @@ class Agent(BaseAgent):
         return await self._resume(asked, asked.wanted, params)
 
     async def _resume(self, asked: Continuation, id: str, params: dict[str, Json]) -> AcpSession:
-        """Go on with a conversation that is there; the agent may tell its history before it answers."""
+        """Resume a conversation; the agent may replay its history before it answers."""
         word = "fork" if asked.fork is not None else "resume"
         method = self._resuming(fork=asked.fork is not None)
         if method is None:
@@ -159,7 +159,7 @@ class Agent(BaseAgent):
         return read_session(said)
 
     def _resuming(self, *, fork: bool) -> str | None:
-        """The call that goes on with a conversation, or with a copy of it; None where the agent announced none."""
+        """Return the method that resumes or forks a conversation; None if the agent announced none."""
         if fork and (self.record is None or self.place.config is None):
             return "session/fork" if self._can("sessionCapabilities", "fork") else None
         if self._can("sessionCapabilities", "resume"):
@@ -205,7 +205,7 @@ class Agent(BaseAgent):
     # Its log ----------------------------------------------------------------------------------------------------------
 
     async def _hear(self, message: Notification) -> None:
-        """Hear an update, after what the agent wrote to its log before it."""
+        """Read an update, after the log if a failed request there means that earlier text does not count."""
         if self.row.asks_anew:
             await self._read_log()
         await self.session.hear(message)
@@ -219,7 +219,7 @@ class Agent(BaseAgent):
         """Report each failed request as a retry, and end the run after `FAILURES_MAX` without a sign of life."""
         heard_s = self.session.silence.heard_s
         failures = self._log()
-        # Before anything is waited for: a word that comes meanwhile is of the next answer.
+        # Make the events before any `await`: text that arrives during one belongs to the next answer.
         events = [self.reader.failed_request(one.words, asks_anew=self.row.asks_anew) for one in failures]
         for failure, event in zip(failures, events, strict=True):
             self._failures = self._failures + 1 if self._failed_s == heard_s else 1
@@ -280,7 +280,7 @@ class Agent(BaseAgent):
             self.reader.count(usage)
 
     def _used(self) -> TokenCounts | None:
-        """Tokens of the turn, from where this agent tells them; what it tells of a part alone stays unknown."""
+        """Return the tokens of the turn from this agent's message; None if that counts only a part of the turn."""
         where = self.row.usage
         is_whole = where == "turn" or (where == "last_call" and not self.reader.acted)
         usage = self._result.get("usage") or mapping(self._result.get("_meta")).get("usage")
@@ -292,7 +292,7 @@ class Agent(BaseAgent):
         if request.method != "session/request_permission":
             return await super().answer(request)
         call, events = self.reader.asked(mapping(request.params.get("toolCall")))
-        await self.session.emit(events)  # Also if its turn is stopped.
+        await self.session.emit(events)  # Also if the turn is stopped.
         is_allowed = await self.session.attend(self._allows(call), None)
         if not is_allowed:
             await self.session.emit(self.reader.refuse(call, WITHDRAWN))
@@ -312,7 +312,7 @@ class Agent(BaseAgent):
 
 
 def prompt_of(run: Given) -> list[Json]:
-    """The order's snippets and files, then the task."""
+    """Return the order's snippets and files, then the task, as blocks of a message."""
     named = [
         {"type": "resource_link", "uri": Path(run.order.workspace.root, path).as_uri(), "name": path}
         for path in run.order.context.files
@@ -321,7 +321,7 @@ def prompt_of(run: Given) -> list[Json]:
 
 
 def servers_of(run: Given, row: AgentRow) -> list[Json]:
-    """MCP servers, of which a mapping is a list of pairs here."""
+    """Return the MCP servers in the protocol's form, where a mapping is a list of pairs."""
     made: list[Json] = []
     for name, server in server_rows(run, row.mcp_servers).items():
         given = {"args": [], "env": {}} if "command" in server else {"type": "http", "headers": {}}
@@ -341,22 +341,22 @@ def text_block(text: Json) -> Json:
 
 
 def words_of(fault: RpcError) -> str:
-    """All that a refusal says, in one line."""
+    """Return the texts of an error in one line."""
     details = {"message": fault.data} if isinstance(fault.data, str) else mapping(fault.data)
     words = [str(details[name]) for name in ("details", "message", "statusCode") if details.get(name)]
     return "; ".join(dict.fromkeys([fault.message, *words]))
 
 
 def choose(options: Json, allow: bool) -> str | None:
-    """The id of the option that says yes or no; None when there is none, which only cancelling the turn answers."""
+    """Return the id of the option that allows or rejects; None if there is none, and the turn has to be cancelled."""
     by_kind = {option.get("kind"): option.get("optionId") for option in mappings(options)}
-    # Ids are each agent's own. One call at a time is asked, so `once` comes first.
+    # Each agent has its own ids, so the kind decides. Each call is asked about, so `once` comes first.
     kinds = ("allow_once", "allow_always") if allow else ("reject_once", "reject_always")
     return next((by_kind[kind] for kind in kinds if isinstance(by_kind.get(kind), str)), None)
 
 
 def read_session(said: dict[str, Any]) -> AcpSession:
-    """Read what `session/new` offers, from either of the two places where agents put it."""
+    """Read the models, modes and settings in the answer to `session/new`, from either of the two places for them."""
     modes, models, options = (
         mapping(said.get("modes")),
         mapping(said.get("models")),
@@ -378,6 +378,6 @@ def _first_text(*values: Json) -> str | None:
 
 
 def _ids(value: Json, name: str) -> tuple[str, ...]:
-    # An agent may group its choices: then the groups hold the list.
+    # An agent may group its values: then each group has a list of them.
     flat = [inner for one in mappings(value) for inner in (mappings(one.get("options")) or [one])]
     return tuple(one[name] for one in flat if isinstance(one.get(name), str))

@@ -16,15 +16,15 @@ FAILURES_MAX: Final = 4
 """Failed requests in a row after which the run ends; the agent itself would retry for ever."""
 
 LOOK_S: Final = 0.5
-"""Seconds between two looks at the agent's log."""
+"""Seconds between two reads of the agent's log."""
 
 WORDS_CHARS_MAX: Final = 300
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Most bytes read in one look at a log file; if more came since the last look, their beginning is left out."""
+"""Maximum bytes per read of a log file; if more were added since the last read, the first of them are skipped."""
 
 
 class FailedRequest(msgspec.Struct, frozen=True):
-    """A request that the model's service did not answer, in the agent's words."""
+    """A request that the model's service did not answer, with the agent's text for it."""
 
     words: str
     label: str | None = None
@@ -37,7 +37,7 @@ def log_reader(
     """Return a function that returns the failed requests that are new in the log.
 
     Args:
-        row: names the pattern of a line, with the groups `words` and perhaps `code`, and the log's file.
+        row: has the pattern of a line, with the groups `words` and optionally `code`, and the log's file.
         config: the folder of the file; without one, or without a file, the log is stderr.
         stderr: returns the last bytes of stderr.
     """
@@ -89,5 +89,5 @@ def failed_requests(pattern: re.Pattern[str], lines: list[str]) -> list[FailedRe
 
 
 def _unescaped(words: str) -> str:
-    """Return words of a quoted string without its escapes; a new line becomes a space."""
+    """Return the text of a quoted string without its escapes; a new line becomes a space."""
     return re.sub(r"\\(.)", lambda escaped: " " if escaped[1] in "nrt" else escaped[1], words)

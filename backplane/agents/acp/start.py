@@ -1,6 +1,6 @@
-"""The program of an agent that speaks the Agent Client Protocol: its command and environment, by its profile.
+"""Starts an agent that speaks the Agent Client Protocol: its command and environment, from its row of the table.
 
-What is said to it while it runs is `agent`'s affair.
+`agent` sends everything after the start.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from backplane.host import HostRun
 
 
 def require_effect(run: HostRun, profile: AgentRow) -> None:
-    """Refuse an order with a wish that this agent cannot carry out, before its program is started.
+    """Refuse an order that this agent cannot carry out, before its program is started.
 
     Raises:
         BackendError: `capability_unsupported`.
-        ConfigError: `config_invalid`, a member of the order that nobody knows, or a budget without prices.
+        ConfigError: `config_invalid`, an unknown member of the order, or a budget without prices.
     """
     own_settings(run, run.host.id, ())
     limits = {"max_budget_usd": run.order.config.max_budget_usd, "abp.budget_tokens": run.order.abp("budget_tokens")}
@@ -58,7 +58,7 @@ def start(profile: AgentRow, run: HostRun, state: str) -> Started:
     address = asked_at(profile.base_url)
     if profile.adds_version:
         address = without_version(address)
-    # What this process was given is for the agent: its keys, its addresses, the order's own variables.
+    # This process's environment is meant for the agent: keys, addresses, the order's variables.
     env = variables_of(profile, environment_of(run, place, {}), address)
     if profile.own_server is not None:
         env |= past_proxies(env, profile.own_server)
@@ -86,10 +86,10 @@ def start(profile: AgentRow, run: HostRun, state: str) -> Started:
 
 
 def variables_of(profile: AgentRow, env: Mapping[str, str], address: str | None) -> dict[str, str]:
-    """Return the agent's variables: its profile's over the environment, which may name another address alone.
+    """Return the environment with the variables of the agent's row; only an address in the environment has precedence.
 
     Args:
-        address: where the agent asks its model's service.
+        address: address for the agent's model requests.
 
     Raises:
         ConfigError: `config_invalid`, the environment names another address than that of the key's proxy.
@@ -108,7 +108,7 @@ def _at(address: str | None, text: str) -> str:
 
 
 def configured(config: Config, users: str | None, model: str | None) -> dict[str, Any]:
-    """Return the user's configuration with ours laid over it.
+    """Return the user's configuration, overridden by ours.
 
     Raises:
         ConfigError: `config_invalid`.

@@ -1,4 +1,4 @@
-"""Codex's questions before it acts as requests of the gate, and the answers in its own words. Pure."""
+"""Translates Codex's approval requests to requests of the gate, and verdicts to Codex's answers. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_question(method: str, params: Mapping[str, Any], calls: OpenCalls, root
 
 
 def read_hook(said: Mapping[str, Any], root: str) -> OpenCall:
-    """Read the call that the agent's hook is asked about, as its item will have it."""
+    """Read the call that the agent's hook asks about, in the form of its later item."""
     id, tool, input = str(said.get("tool_use_id") or ""), str(said.get("tool_name")), said.get("tool_input")
     if tool != "Bash":
         return OpenCall(id, tool, tool, input)
@@ -54,7 +54,7 @@ def _reads(params: Mapping[str, Any], root: str) -> tuple[tuple[str, str], ...]:
 
 
 def answer(method: str, refused: str | None) -> Json:
-    """Return the answer to a question in the agent's words."""
+    """Return the agent's form of the answer to an approval request."""
     word = "accept" if refused is None else "decline"
     if method == SERVER:
         return {"action": word, "content": {} if refused is None else None}
@@ -62,7 +62,7 @@ def answer(method: str, refused: str | None) -> Json:
 
 
 def hook_answer(refused: str | None) -> Json:
-    """Return the answer to the agent's hook; a call that is not denied goes its way, perhaps to an approval."""
+    """Return the answer to the agent's hook; for a call that is not denied, Codex may still request an approval."""
     if refused is None:
         return {}
     body = {"permissionDecision": "deny", "permissionDecisionReason": f"policy_denied: {refused}"}

@@ -1,4 +1,4 @@
-"""Items of such an agent, read as calls of the contract's tools and their results. Pure."""
+"""Translates Codex's items to calls of the contract's tools, and their results. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backplane.contract.canonical import Json
 
 
 def called(item: Mapping[str, Any], root: str) -> OpenCall | None:
-    """Return the tool call that an item is; None if it is no call."""
+    """Return the tool call in an item; None if the item is no call."""
     kind, id = str(item.get("type")), str(item.get("itemId", item.get("id")))
     if kind == "commandExecution":
         input: dict[str, Json] = {"command": plain_command(str(item.get("command") or ""))}
@@ -36,7 +36,7 @@ def called(item: Mapping[str, Any], root: str) -> OpenCall | None:
 
 
 def operations(patch: Json) -> list[str]:
-    """Return the contract's tools that do what a patch does."""
+    """Return the names of the contract's tools that have the effect of a patch."""
     kinds = [change["kind"] for change in mappings(mapping(patch).get("changes"))]
     return list(dict.fromkeys("write_file" if kind == "add" else "edit_file" for kind in kinds))
 

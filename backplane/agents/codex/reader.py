@@ -1,7 +1,7 @@
-"""Reads Codex's notifications as events of the contract.
+"""Translates Codex's notifications to events of the contract.
 
-An item is told when it begins and again when it is whole; its deltas between. A call is told once, and its result
-once. Whatever has no word in the contract is kept as it came.
+The agent reports an item when it begins and when it is complete, with deltas between. We report a call once, and its
+result once. A notification that has no event in the contract is kept unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from backplane.protocol.jsonrpc import Notification
 
 USED: Final = "thread/tokenUsage/updated"
 EARLY: Final = frozenset({"warning", "mcpServer/startupStatus/updated"})
-"""Notifications that may come of a thread before the answer that names it."""
+"""Notifications about a thread that may come before the answer with the thread's id."""
 
 QUIET_ITEMS: Final = frozenset({"userMessage", "hookPrompt"})
 
@@ -33,14 +33,14 @@ _COUNTERS: Final = {
 
 
 class TurnEnd(msgspec.Struct, frozen=True):
-    """End of a turn by the agent's own account."""
+    """End of a turn, as reported by the agent."""
 
     turn: str
     status: str
     """completed, interrupted, failed."""
     message: str = ""
     info: Json = None
-    """Kind of the failure: a word, or an object with one member."""
+    """Kind of the failure: a text, or an object with one member."""
 
 
 class EventReader(BaseReader):
@@ -60,12 +60,12 @@ class EventReader(BaseReader):
         super().__init__(now, root)
         self.thread = ""
         self.turns: set[str] = set()
-        """Turns of this run: after a resume the agent tells counters of older ones again."""
+        """Ids of this run's turns: after a resume the agent reports counters of older turns again."""
         self.current = ""
-        """The turn that goes on, or went last."""
+        """Id of the current or last turn."""
         self.ends: list[TurnEnd] = []
         self.settled: set[str] = set()
-        """MCP servers that are ready, or will never be."""
+        """Names of MCP servers that are ready or have failed."""
         self._acted_since = False
         """True if there was a call since the last answer of the model."""
         self._deltas: set[str] = set()
@@ -104,7 +104,7 @@ class EventReader(BaseReader):
         return [*self.count(counts_of([last], _COUNTERS)), self._make.turn("tool_use" if self.goes_on else "end_turn")]
 
     def _limits(self, params: dict[str, Any]) -> list[AgentEvent]:
-        """Keep the time at which the last of the used-up limits of the user's plan ends."""
+        """Store the reset time of the used-up limit of the user's plan that ends last."""
         limits = mapping(params.get("rateLimits"))
         windows = [mapping(limits.get(name)) for name in ("primary", "secondary")]
         times = [one.get("resetsAt") for one in windows if one.get("usedPercent", 0) >= 100]
@@ -144,7 +144,7 @@ class EventReader(BaseReader):
         return [*self.begin_call(call), *self._ended(call, item)]
 
     def _answer(self, id: str, text: str) -> list[AgentEvent]:
-        self.spoke = False  # An empty message is none.
+        self.spoke = False  # An empty message does not count.
         return [*self._take_back(id), *self._message(text)] if text else []
 
     def _ended(self, call: OpenCall, item: dict[str, Any]) -> list[AgentEvent]:

@@ -1,6 +1,6 @@
 """Conversations that Codex keeps: `sessions/YEAR/MONTH/DAY/rollout-TIME-ID.jsonl`, seen with 0.169.0 on 2026-11-24.
 
-`response_item` rows are what its model is shown; `event_msg` rows say the same once more for people.
+`response_item` rows are sent to the model; `event_msg` rows repeat them for display.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from backplane.dialects.history import NOTES, SUMMED, StoredHead, Talk, text_or_
 
 PROGRAM: Final = "Codex"
 VERSIONS: Final = "0."
-"""Beginning of the versions that this reader was tried with."""
+"""Prefix of the versions that this reader was tried with."""
 HOME: Final = ("CODEX_HOME", ".codex", "sessions")
-"""The variable that names the program's folder, the folder below the user's home without it, and what is below."""
+"""Variable with the program's folder, its default below the user's home, and the folder of conversations in it."""
 FILES: Final = "*/*/*/rollout-*.jsonl"
 _BESIDE: Final = frozenset({"event_msg", "turn_context", "world_state", "token_usage_record", "session_state"})
 _NOTED: Final = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<turn_aborted>")
-"""Beginnings of messages that the program itself puts in; newer versions mark them by a member."""
+"""Prefixes of messages that the program itself adds; newer versions mark them by a member."""
 
 
 def id_of(path: Path) -> str:
-    """Return the id that a conversation's path names."""
+    """Return the id in a conversation's path."""
     return path.stem.split("-", 6)[-1]
 
 
@@ -71,7 +71,7 @@ def _message(item: Mapping[str, Any], talk: Talk) -> None:
     if role not in ("user", "assistant") or (role == "user" and _is_note(item, texts)):
         talk.drop(NOTES)
         return
-    # Around a picture it says in words that there is one.
+    # The program puts texts around an image that only name it.
     has_image = any(part.get("type") == "input_image" for part in parts)
     shown = [part for part in parts if not (has_image and part.get("text") in ("<image>", "</image>"))]
     talk.take("codex", "input", {"type": "message", "role": role, "content": shown})

@@ -1,7 +1,7 @@
 """Drives Kimi's local server: a session, prompts, a hook before each tool, questions, an abort.
 
-Every tool call is put to the control plane by the agent's hook, whose question names the call; what the agent asks to
-be approved beside that goes by what was decided there. What its program is told beside that is `start`'s affair.
+The agent's hook asks the control plane about every tool call, by the call's id. If the agent also requests an approval
+for the call, the hook's verdict answers it. `start` writes the program's settings.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOOLS: Final = {
     "FetchURL": "web_fetch", "WebSearch": "web_search", "AskUserQuestion": "ask_user",
 }  # fmt: skip
 SETTINGS: Final = ("thinking",)
-"""Settings of an order under `config.vendor.kimi`; the session has them by the same names."""
+"""Settings of an order under `config.vendor.kimi`; the session's settings have the same names."""
 EVENTS_S: Final = 30.0
 """Seconds for the agent's server to confirm the subscription to its events."""
 
@@ -72,7 +72,7 @@ class Agent(BaseAgent):
             self._subscribed.set()
         message = Notification(kind, mapping(said.get("payload")))
         await self.session.watch(line, message)
-        # Trying again in vain is no sign of life.
+        # A failed request that is retried is no sign of life.
         await self.session.hear(message, is_sign=kind != "turn.step.retrying")
         ask = {"permission.approval.requested": self._permit, "event.question.requested": self._people}.get(kind)
         if ask is not None:
@@ -99,7 +99,7 @@ class Agent(BaseAgent):
             await self._subscribed.wait()
         if not self._subscribed.is_set():
             raise BackendError("backend_timeout", f"the agent sent no events of its session within {EVENTS_S:g} s")
-        secrets_of(self.place).unlink(missing_ok=True)  # The model's key, which is needed no more.
+        secrets_of(self.place).unlink(missing_ok=True)  # The agent has read the model's key from it.
         if asked.kept:
             keep_name(self.place, self._id, self.session.root)
         await self.session.announce(self._id, model=MODEL, kept=asked.kept)
@@ -127,7 +127,7 @@ class Agent(BaseAgent):
             return False
         id = await self._prompt(text)
         code, *_ = await self.server.call("POST", f"/sessions/{self._id}/prompts:steer", {"prompt_ids": [id]})
-        if code != 0:  # The turn has ended meanwhile: then these words begin another one, which is ours to begin.
+        if code != 0:  # The turn has ended, so this input would begin another one, which the session must begin.
             await self.server.call("POST", f"/sessions/{self._id}/prompts/{id}:abort")
         return code == 0
 
@@ -154,7 +154,7 @@ class Agent(BaseAgent):
         return await self.decide(self.reader.call(id, tool, input), request)
 
     async def _permit(self, asked: dict[str, Any]) -> None:
-        """Answer for an approval: what was decided at the call's hook holds; it is asked here where that could not."""
+        """Answer an approval with the verdict of the call's hook; without one, ask the gate now."""
         call = (str(asked.get("toolCallId")), str(asked.get("toolName")), asked.get("toolInput"))
         verdict = await self.session.attend(self._verdict(*call), None)
         refused = "the turn was stopped" if verdict is None else verdict.refused
@@ -162,13 +162,13 @@ class Agent(BaseAgent):
         await self.server.call("POST", f"/sessions/{self._id}/approvals/{asked.get('id')}", body)
 
     async def _people(self, asked: dict[str, Any]) -> None:
-        """Put the agent's questions to a person."""
+        """Ask the user the agent's questions, and send the answers."""
         answers: dict[str, Json] = {}
         for question in mappings(asked.get("questions")):
             labels = {str(one.get("label")): str(one.get("id")) for one in mappings(question.get("options"))}
             person = self.session.ask_person(str(question.get("question")), tuple(labels))
             _, said = await self.session.attend(person, (False, "the turn was stopped"))
-            # A person who chooses several says them one after the other, with commas between.
+            # A user may choose several, separated by commas.
             chosen = [labels[word.strip()] for word in said.split(",") if word.strip() in labels]
             answer: Json = {"kind": "other", "text": said}
             if said in labels:

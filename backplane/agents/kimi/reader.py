@@ -1,7 +1,7 @@
-"""Reads the events of Kimi's session as events of the contract.
+"""Translates the events of Kimi's session to events of the contract.
 
-An answer comes in deltas, and its step says when it is whole; a call is told when it starts or is asked about, which
-ever comes first. A sub-agent's words are kept as they came, and are no answer of the run.
+An answer comes in deltas, and is complete when its step ends; a call is reported when it starts or the agent asks about
+it, whichever comes first. A sub-agent's text is kept unchanged, and is no answer of the run.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ SILENT: Final = (
     "turn.step.interrupted", "tool.call.delta", "tool.list.updated", "server_hello", "ack", "hook.", "shell.",
     "subagent.", "mcp.", "error",
 )  # fmt: skip
-"""Beginnings of kinds of events that say nothing about the work, or repeat what another says."""
+"""Prefixes of kinds of events that are ignored: they do not concern the work, or repeat another event."""
 MAIN: Final = "main"
-"""The agent whose words are the answer."""
+"""Id of the agent whose text is the answer; others are sub-agents."""
 _WRITING: Final = frozenset({"write_file", "edit_file"})
 _CODE: Final = re.compile(r"\n?Command failed with exit code: (-?\d+)\.\s*\Z")
 
@@ -49,11 +49,11 @@ class EventReader(BaseReader):
         super().__init__(now, root, tools)
         self._told: set[str] = set()
         self.reason: str | None = None
-        """Why the turn ended: completed, failed, cancelled; None while it goes on."""
+        """Why the turn ended: completed, failed, cancelled; None until it ends."""
         self._counted: dict[str, int] = {}
-        """Tokens counted in this turn, by the agent's counters."""
+        """Name of the agent's counter → tokens counted in this turn."""
         self._is_counted = False
-        """True if the open request is counted: its tokens come before its calls run, and again at its end."""
+        """True if the open request is counted: the agent reports its tokens before its calls run, and at its end."""
 
     def begin(self) -> None:
         """Begin another turn."""
@@ -76,23 +76,23 @@ class EventReader(BaseReader):
         return self._thoughts(data.get("delta"))
 
     def _step(self, data: dict[str, Any]) -> list[AgentEvent]:
-        """A request of the model that was answered whole; one whose stream just ended was not."""
+        """Return the events of a complete answer of the model; a stream that breaks has no such event."""
         self.goes_on = data.get("finishReason") == "tool_use"
         is_whole = data.get("rawFinishReason") or data.get("providerFinishReason")
         self.failure = None if is_whole else TurnFailure("the model's answer ended without its last word")
         if not self._is_counted:
             self._count_also(_counters(mapping(data.get("usage"))))
         self._is_counted = False
-        # The calls have run by now, so the words before them were reported.
+        # The calls have run by now, so the text before them is reported already.
         return [*self._message(), self._make.used(self.used()), self._make.turn(data.get("finishReason"))]
 
     def _status(self, data: dict[str, Any]) -> list[AgentEvent]:
-        """Count the tokens of the turn so far; they come before the calls of an answer run, so that a budget holds."""
+        """Count the tokens of the turn so far; they come before an answer's calls run, so that the budget applies."""
         turn = _counters(mapping(mapping(data.get("usage")).get("currentTurn")))
         new = {name: count - self._counted.get(name, 0) for name, count in turn.items()}
         if min(new.values(), default=0) < 0 or not any(new.values()):
             return []
-        self._is_counted, self.goes_on = True, False  # Its end says whether another one follows.
+        self._is_counted, self.goes_on = True, False  # The end of the step shows if another request follows.
         return self._count_also(new)
 
     def _count_also(self, told: dict[str, int]) -> list[AgentEvent]:
@@ -105,11 +105,11 @@ class EventReader(BaseReader):
         return self.call(str(data.get("toolCallId")), str(data.get("name")), data.get("args"))
 
     def call(self, id: str, tool: str, input: Json) -> list[AgentEvent]:
-        """Tell a call, once."""
+        """Report a call, once."""
         if id in self._told:
             return []
         self._told.add(id)
-        self.goes_on = True  # Known before the call runs; the step says it again when its calls are over.
+        self.goes_on = True  # Known before the call runs; the end of the step repeats it after its calls.
         return [*self._message(), *self._call(OpenCall(id, tool, self.name(tool), input))]
 
     def _written(self, data: dict[str, Any]) -> list[AgentEvent]:

@@ -1,6 +1,6 @@
-"""Kimi's local server for an order: its command and environment, and its settings with our hook in them.
+"""Starts Kimi's local server for an order: its command, its environment, and its settings, which include our hook.
 
-What is said to it while it runs is `agent`'s affair.
+`agent` sends everything after the start.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from backplane.host import Given
 
 ARGUMENTS: Final = ("web", "--no-open", "--port", "0")
 QUIET: Final = {"KIMI_CODE_NO_AUTO_UPDATE": "1", "KIMI_DISABLE_TELEMETRY": "1", "NO_COLOR": "1"}
-"""No update, no telemetry, no colours."""
+"""Variables that turn off updates, telemetry and colours."""
 HOOK_S: Final = 360
-"""The agent's own bound of a hook: above what a host waits for an answer."""
+"""Seconds after which the agent ends a hook: more than a host waits for an answer."""
 MODEL: Final = "ours"
 """The model's name in the agent's settings."""
 
@@ -64,14 +64,14 @@ def start(options: AgentRow, run: Given, state: str) -> Started:
     program = found(options.program, options.install, env)
     write(secrets_of(place), settings_of(run, options, env))
     if options.key_env is not None and options.key_env not in run.order.config.env:
-        env.pop(options.key_env, None)  # It stands in the settings until the agent has read them.
+        env.pop(options.key_env, None)  # The agent reads the key from its settings, which are then removed.
     rows = server_rows(run, options.mcp_servers)
     write(Path(str(place.config), "mcp.json"), msgspec.json.encode({"mcpServers": rows}).decode())
     return (program, *ARGUMENTS), env
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file that nobody else may read."""
+    """Write a file that only its owner may read."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
@@ -82,7 +82,7 @@ def secrets_of(place: AgentFolders) -> Path:
 
 
 def settings_of(run: Given, options: AgentRow, env: dict[str, str]) -> str:
-    """The agent's settings: the model's service, and our hook."""
+    """Return the agent's settings: the model's service, and our hook."""
     key = env.get(options.key_env or "", "")
     model = run.order.config.model or options.model
     address = asked_at(options.base_url)
