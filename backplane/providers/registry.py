@@ -284,7 +284,7 @@ def _level(level: object) -> bool | None:
 
 
 def cut(file: SessionFile, at: int) -> SessionFile:
-    """Return a session with so many of its messages, counted over the turns that are part of the conversation.
+    """Return a copy of a session cut after its first `at` messages; cleared turns do not count.
 
     Raises:
         ConfigError: `config_invalid`, it has not so many.

@@ -129,7 +129,7 @@ words takes the first that is no cut."""
 
 
 class Preparation(msgspec.Struct, frozen=True):
-    """One addition before the first attempt; a code and a reason make it a loss."""
+    """A change to a request before its first attempt; with a code and a reason it is reported as a loss."""
 
     change: Change
     code: str = ""

@@ -1,7 +1,7 @@
-"""Claude Code over its JSON lines: words of the user, questions before and after its tools, interrupts.
+"""Drives Claude Code by JSON lines: input of the user, hooks before and after its tools, interrupts.
 
-A program's options say what it may do; here is what is said while it runs. Words during a turn are taken into it, or
-into another one after it: the turn is over when no words wait, no sub-agent works and the agent is idle.
+`start` has the program's options. Input during a turn is added to it, or begins another one after it: the work is over
+when no input waits, no sub-agent works and the agent is idle.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from backplane.process.child import Child
 
 SETTLE_S: Final = 1.0
-"""Seconds to wait after a result for the word that the agent is idle; a version that does not say it is idle then."""
+"""Seconds to wait after a result for the agent's report that it is idle; without one it counts as idle then."""
 HOOK_S: Final = 3600
-"""Seconds for the answer to a hook; a person may take long, and the control plane has its own clock."""
+"""Seconds for the answer to a hook; a user may take long, and the control plane has its own timeout."""
 LIMITS: Final = {
     "max_turns": "max_turns", "error_max_turns": "max_turns",
     "budget_exhausted": "budget", "error_max_budget_usd": "budget",
@@ -50,25 +50,25 @@ KEPT: Final = (
     "subtype", "terminal_reason", "api_error_status", "stop_reason", "num_turns", "session_id", "usage",
     "model_usage_since_last_result", "permission_denials", "total_cost_usd",
 )  # fmt: skip
-"""Members of the last result that the receipt keeps as they came; its sums may cover several runs."""
+"""Members of the last result that the receipt keeps unchanged; its sums may cover several runs."""
 
 
 class Agent(BaseAgent):
     """The agent of one run."""
 
-    keeps_calls = False  # What it answers at its start names the user's account.
-    withdrawn = RpcError(0, "", gone=True)  # No answer at all: the interrupt ends the question.
+    keeps_calls = False  # Its answer to `initialize` contains the user's account.
+    withdrawn = RpcError(0, "", gone=True)  # No answer at all: the interrupt ends the request.
     reader: EventReader
 
     def __init__(self, session: AgentRun, row: AgentRow, child: Child, begun: BegunProgram) -> None:
         super().__init__(session, EventReader(session.run.now, session.root, TOOLS))
         self.pipe = session.pipe(child, self, hear=self.hear, peer=ControlPeer())
         self._withheld: str | None = None
-        """Why the model may get nothing more."""
+        """Why the model may get no more results; None if it may."""
 
     @classmethod
     def spec(cls, row: AgentRow, run: HostRun) -> RunSpec:
-        """The order for a program that itself holds the limits and asks for the shape."""
+        """Return the order for a program that itself enforces the limits and the schema."""
         words, spec = with_images(run, prompt_of(run), cls.image), super().spec(row, run)
         return msgspec.structs.replace(spec, prompt=words, again=AGAIN, budget_micros=None, turns_max=None)
 
@@ -82,7 +82,7 @@ class Agent(BaseAgent):
             return
         await self.session.hear(message)
         if message.method == "assistant":
-            # A call of a tool that the agent was not given asks nobody.
+            # A call of a tool that the agent does not have needs no approval.
             for call in [*self.reader.calls.open.values()]:
                 await self.session.gate.deny(self._request(call.id, call.tool, call.input))
 
@@ -95,7 +95,7 @@ class Agent(BaseAgent):
     async def open(self) -> None:
         """Register the hooks, and wait until the program confirms that a failed hook blocks."""
         hooks = answers.wanted(hook_events(self.session.run), answer_s=HOOK_S)
-        # Else a conversation keeps the system prompt of its first run, whatever a later order says.
+        # Otherwise a conversation keeps the system prompt of its first run, even if a later order has another.
         if not answers.blocks(await self.must("initialize", {"hooks": hooks, "systemPromptSnapshot": False})):
             fact = "this version of Claude Code does not confirm that a failed hook blocks the call (onFailure)"
             raise BackendError("capability_unsupported", fact, hint="install 2.1.332 or later")
@@ -120,7 +120,7 @@ class Agent(BaseAgent):
         return True
 
     async def _result(self, number: int) -> TurnResult | None:
-        """Wait for the result after `number` others, and for the agent to be idle; None when its program ended."""
+        """Wait for the result after `number` others, and for the agent to be idle; None if its program has ended."""
         reader, late = self.reader, False
         while not self.session.ended and not reader.refused:
             ready = len(reader.results) > number and not reader.tasks and not reader.results[-1].queued
@@ -148,7 +148,7 @@ class Agent(BaseAgent):
             return failed("backend_content_filtered", "the model refused to go on")
         if not result.text and result.structured is None:
             return silent(None if self.reader.acted else "backend_unavailable")
-        # A model that answers in words is taken at these.
+        # If the model answers in text, that is the answer.
         is_text = result.structured is None
         return Ending(text=result.text if is_text else msgspec.json.encode(result.structured).decode())
 
@@ -164,7 +164,7 @@ class Agent(BaseAgent):
             return answers.block(request.params) if is_gate else await super().reply(request)
         call = self.reader.calls.open.get(question.id)
         if call is not None and call.tool != question.tool:
-            # A tool may be asked about by a newer name than the one that its model called it by.
+            # The hook may have a newer name of the tool than the model's call.
             question = msgspec.structs.replace(question, tool=call.tool)
         if question.when in (answers.AFTER, answers.FAILED):
             return await self._show(question)
@@ -178,7 +178,7 @@ class Agent(BaseAgent):
         return answers.allow(question, verdict.input if verdict.input != question.input else None)
 
     async def _show(self, question: Question) -> Json:
-        """Let hooks look at a result before the model does."""
+        """Show hooks a result before the model sees it."""
         text, is_failed = answers.text_of(question), question.when == answers.FAILED
         name = self.reader.name(question.tool)
         shown, is_error = await self.session.run.shown(
@@ -193,12 +193,12 @@ class Agent(BaseAgent):
         if changed is not None:
             return answers.show(question, changed)
         self._withheld = f"the result of {question.tool} cannot be changed, and was not to be seen as it is"
-        if is_failed:  # After a tool that failed the word to stop is not heard.
+        if is_failed:  # After a failed tool the agent ignores a hook's answer to stop.
             await self.stop()
         return answers.stop(self._withheld)
 
     async def _people(self, question: Question) -> Json:
-        """Put the agent's questions to a person."""
+        """Ask the user the agent's questions; return the answers."""
         said: dict[str, str] = {}
         for row in mappings(mapping(question.input).get("questions")):
             words = str(row.get("question"))

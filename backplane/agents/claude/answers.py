@@ -1,6 +1,6 @@
-"""Questions of such an agent about its tools, and the answers it understands. Pure.
+"""Translates Claude Code's requests about its tools, and the answers to them. Pure.
 
-It asks before a tool (a hook, then a permission), after one, and for a person. What is answered is `agent`'s affair.
+It asks before a tool (a hook, then a permission), after one, and if it has a question to the user. `agent` decides.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def wanted(events: Collection[Json], *, answer_s: int) -> Json:
     """Return the hooks for `initialize`; a hook without a readable answer blocks its call.
 
     Args:
-        events: that hooks of the order wait for: for `post_tool` results are asked about, too.
-        answer_s: seconds an answer may take.
+        events: events of the order's hooks; with `post_tool`, the agent also asks about results.
+        answer_s: seconds for an answer.
     """
     names = (BEFORE, AFTER, FAILED) if "post_tool" in events else (BEFORE,)
     rest = {"timeout": answer_s, "onFailure": "block"}
@@ -37,7 +37,7 @@ def wanted(events: Collection[Json], *, answer_s: int) -> Json:
 
 
 def read_subagent(request: Mapping[str, Any]) -> Json:
-    """Return what the program tells of a sub-agent that has ended; None for any other request."""
+    """Return the program's report of a sub-agent that has ended; None for any other request."""
     body = request.get("input")
     if request.get("callback_id") != ENDED or not isinstance(body, dict):
         return None
@@ -45,7 +45,7 @@ def read_subagent(request: Mapping[str, Any]) -> Json:
 
 
 def blocks(reply: Json) -> bool:
-    """Return whether the program confirms, in its answer to `initialize`, that a failed hook blocks."""
+    """Return True if the program confirms, in its answer to `initialize`, that a failed hook blocks."""
     return mapping(reply).get("hook_on_failure_supported") is True
 
 
@@ -74,7 +74,7 @@ def read_question(request: Mapping[str, Any]) -> Question | None:
 
 
 def allow(question: Question, input: Json = None) -> Json:
-    """Let it run, with another input where one is given."""
+    """Return the answer that allows a call, with another input if one is given."""
     if question.when == "permission":
         return {"behavior": "allow", "updatedInput": question.input if input is None else input}
     changed = {} if input is None else {"updatedInput": input}
@@ -89,12 +89,12 @@ def deny(question: Question, reason: str) -> Json:
 
 
 def show(question: Question, output: Json) -> Json:
-    """Let the model have this in place of the tool's output."""
+    """Return the answer that gives the model this in place of the tool's output."""
     return _hook(question.when, {"updatedToolOutput": output})
 
 
 def block(request: Mapping[str, Any]) -> Json:
-    """Answer a question that cannot be read, so that nothing runs and the model sees no result."""
+    """Return the answer to an unreadable request: the tool does not run, or the model sees no result."""
     if request.get("subtype") == "can_use_tool":
         return {"behavior": "deny", "message": UNREAD}
     if request.get("callback_id") in (AFTER, FAILED):
@@ -103,7 +103,7 @@ def block(request: Mapping[str, Any]) -> Json:
 
 
 def stop(reason: str) -> Json:
-    """End the turn here; the model gets nothing more."""
+    """Return the answer that ends the turn at once; the model gets no more results."""
     return {"continue": False, "stopReason": reason}
 
 
@@ -117,7 +117,7 @@ _PLACES: Final[dict[str, Callable[[dict[str, Any], str], Json]]] = {
     "Grep": lambda output, text: {**output, "mode": "content", "content": text, "filenames": [], "numFiles": 0},
     "Glob": lambda output, text: {**output, "filenames": [text], "numFiles": 1},
 }
-"""Tools whose result has a place for any text, found out by trying; the agent drops a result of any other shape."""
+"""Tools whose result has a member for any text, found by trial; the agent drops a result of another shape."""
 
 
 def text_of(question: Question) -> str:
@@ -136,7 +136,7 @@ def text_of(question: Question) -> str:
 
 
 def with_text(question: Question, text: str) -> Json:
-    """The tool's output with this text in it; None where the agent would not take it."""
+    """Return the tool's output with this text in it; None if the agent would not accept it."""
     if question.when == FAILED:
         return None
     if question.tool.startswith("mcp__"):

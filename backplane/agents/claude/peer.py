@@ -1,6 +1,6 @@
-"""The envelope of Claude Code's lines, in JSON-RPC's terms: control requests both ways, and messages with a type.
+"""Frames Claude Code's lines as JSON-RPC: control requests both ways, and messages with a type as notifications.
 
-A question may be withdrawn by the notification `WITHDRAWAL`. What a message means is not known here.
+The notification `WITHDRAWAL` withdraws a request. `reader` interprets the messages.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reads Claude Code's messages as events of the contract.
+"""Translates Claude Code's messages to events of the contract.
 
-Deltas come as the model's own stream, then each block of a message once more whole; results of tools come as messages
-of the user. Words of a sub-agent are told as those of a task; what the contract has no word for is kept as it came.
+Deltas come as the model's own stream, then each block of a message again, complete; results of tools come as messages
+of the user. A sub-agent's text is reported as a task's; a message that has no event in the contract is kept unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from backplane.protocol.jsonrpc import Notification
 from backplane.upstream.prices import price_of
 
 REFUSALS: Final = (401, 403)
-"""Answers of the model's service that another try does not change, except where a login is renewed for it."""
+"""HTTP statuses of the model's service that a retry does not change, unless a login is renewed for it."""
 RETRIES_REFUSED_MAX: Final = 1
 
 THERE: Final = ("connected", "pending")
@@ -35,7 +35,7 @@ WRITING: Final = {"Write": "file_path", "Edit": "file_path", "MultiEdit": "file_
 
 COMMAND: Final = "Bash"
 STRUCTURED: Final = "StructuredOutput"
-"""The tool that a model gives an answer of a wanted shape with: no tool of the work."""
+"""Tool by which a model gives an answer that matches a schema; not reported as a tool call."""
 
 _EXIT: Final = re.compile(r"\A(?:Error: )?Exit code (-?\d{1,10})\n?")
 
@@ -50,7 +50,7 @@ _TOTALS: Final = {
 
 
 class TurnResult(msgspec.Struct, frozen=True):
-    """End of the agent's work by its own account."""
+    """End of the agent's work, as reported by the agent."""
 
     subtype: str
     is_error: bool
@@ -59,12 +59,12 @@ class TurnResult(msgspec.Struct, frozen=True):
     text: str
     structured: Json
     queued: bool
-    """Words of the user wait, and another result follows."""
+    """True if input of the user waits, so that another result follows."""
     raw: dict[str, Any]
 
 
 class EventReader(BaseReader):
-    """Reads the messages of one conversation; the program holds budget and turns itself, so nothing is counted here."""
+    """Reads one conversation's messages; the program itself enforces budget and turns, so they are not counted here."""
 
     def __init__(self, now: Callable[[], str], root: str, tools: Mapping[str, str]) -> None:
         super().__init__(now, root, tools)
@@ -74,15 +74,15 @@ class EventReader(BaseReader):
         """Sub-agents that are still at work."""
         self.idle = False
         self.error: str | None = None
-        """The agent's own word for a failure of its model."""
+        """The agent's own name for a failure of its model; None without one."""
         self.results: list[TurnResult] = []
         self.refused = False
-        """True if the last result is ours, as the agent repeats a request that its service refuses."""
+        """True if we made the last result, because the agent repeats a request that its service refuses."""
         self._streamed: set[str] = set()
         self._open: str | None = None
-        """The message that the model streams."""
+        """Id of the message that the model streams; None without one."""
         self._begun = -1
-        """The latest block of it."""
+        """Index of that message's latest block."""
         self._live: dict[str, dict[str, int]] = {}
 
     def read(self, message: Notification) -> list[AgentEvent]:
@@ -117,7 +117,7 @@ class EventReader(BaseReader):
         return [self._make.warning(f"{message.get('tool_name')} was not allowed by the agent itself")]
 
     def _limit(self, message: dict[str, Any]) -> list[AgentEvent]:
-        """Keep the time at which a limit of the user's plan ends (`rate_limit_event`)."""
+        """Store the reset time of a limit of the user's plan (`rate_limit_event`)."""
         info = mapping(message.get("rate_limit_info"))
         at = info.get("resetsAt")
         is_reached = info.get("status") == "rejected" and isinstance(at, int)
@@ -142,7 +142,7 @@ class EventReader(BaseReader):
         names = {"id": "session_id", "model": "model", "mcp_servers": "mcp_servers"}
         body = {ours: message.get(theirs) for ours, theirs in names.items()}
         body["version"] = next((value for name, value in message.items() if name.endswith("_code_version")), None)
-        # Without a server that it could not reach the agent goes to work all the same, and says no word of it.
+        # The agent silently works without a server that it could not reach.
         gone = [row for row in mappings(body["mcp_servers"]) if row.get("status") not in THERE]
         return [
             self._make.carried("session", body, f"session {body['id']}"),
@@ -176,7 +176,7 @@ class EventReader(BaseReader):
         return self._piece(delta.get("text"), self._open or self._of or "") if kind == "text_delta" else []
 
     def _broken(self, id: str) -> list[AgentEvent]:
-        """Take back the pieces of a message that never ended, when another takes its place."""
+        """Report that an unfinished message's pieces do not count, if another message takes its place."""
         is_left = self._open not in (None, id)
         if not is_left and (not self._chars or self._of in (None, id)):
             return []
@@ -254,7 +254,7 @@ class EventReader(BaseReader):
         if not has_run:
             return self.calls.end(id, f"policy_denied: a check of the agent's own: {output}", failed=True)
         code, text = read_exit(_EXIT, output, failed=failed)
-        # A command that goes on, or was cut off, has no code yet.
+        # A command that still runs, or was cut off, has no exit code.
         if not failed and (details.get("interrupted") is True or "backgroundTaskId" in details):
             code = None
         is_command = call.tool == COMMAND and (code is not None or bool(details))
@@ -271,18 +271,18 @@ class EventReader(BaseReader):
         known |= {name: value for name, value in mapping(usage).items() if is_count(value)}
 
     def _used_so_far(self) -> Usage | None:
-        """Tokens of the main conversation, from the model's own stream."""
+        """Return the tokens of the main conversation, from the model's own stream."""
         return _usage(self._live.values(), _COUNTERS)
 
     def used(self) -> Usage:
-        """Tokens of the whole run, other conversations included, and what they cost by the agent's own list."""
+        """Return the tokens of the whole run, other conversations included, and their cost by the agent's prices."""
         rows = [result.raw.get("model_usage_since_last_result") for result in self.results]
         models = [(name, mapping(one)) for row in rows for name, one in mapping(row).items()]
         counted = _usage([one for _, one in models], _TOTALS) if all(isinstance(row, dict) for row in rows) else None
         used = counted or self._used_so_far() or Usage()
         costs = [one.get("costUSD") for _, one in models]
         known = [cost for cost in costs if isinstance(cost, int | float) and not isinstance(cost, bool)]
-        # For a model that is in no list the agent takes the price of another one.
+        # For a model without a list price the agent uses another model's price.
         is_priced = counted is not None and all(price_of(name) is not None for name, _ in models)
         if not is_priced or len(known) != len(costs):
             return used
@@ -312,7 +312,7 @@ class EventReader(BaseReader):
 
 
 def read_result(message: dict[str, Any]) -> TurnResult:
-    """The message that ends the work."""
+    """Read the message that ends the work."""
     status, errors = message.get("api_error_status"), message.get("errors")
     words = "; ".join(str(one) for one in errors if one) if isinstance(errors, list) else ""
     return TurnResult(
@@ -328,7 +328,7 @@ def read_result(message: dict[str, Any]) -> TurnResult:
 
 
 def said(content: Json) -> str:
-    """The text of a tool's result."""
+    """Return the text of a tool's result."""
     if isinstance(content, str):
         return content
     return "\n".join(one["text"] for one in mappings(content) if isinstance(one.get("text"), str))

@@ -1,6 +1,6 @@
-"""Claude Code's program for an order: its command and environment, and the policy in its own settings as well.
+"""Starts Claude Code for an order: its command, its environment, and its settings, which repeat the policy.
 
-What is said to it while it runs is `agent`'s affair.
+`agent` sends everything after the start.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOOLS: Final = {
     "WebFetch": "web_fetch", "WebSearch": "web_search",
 }  # fmt: skip
 OFFERED: Final = (*TOOLS, "AskUserQuestion", "NotebookEdit", "Skill", "Task", "TaskStop")
-"""The agent's tools for work of one run; those that wait for another day or another window are left out."""
+"""The agent's tools for work within one run; tools for schedules or other windows are left out."""
 ALIASES: Final = {**TOOLS, "NotebookEdit": "edit_file", "MultiEdit": "edit_file"}
 
 QUIET: Final = {
@@ -73,7 +73,7 @@ def start(options: AgentRow, run: Given, state: str) -> Started:
 
 
 def arguments(run: Given, options: AgentRow, place: AgentFolders) -> list[str]:
-    """The order in the program's own words."""
+    """Return the program's arguments for the order."""
     order, asked, own = run.order, read_conversation(run), own_settings(run, "claude", SETTINGS)
     if own.get("effort") not in (None, *EFFORTS):
         fact = f"config.vendor.claude.effort is {own['effort'][:80]!r}"
@@ -83,7 +83,7 @@ def arguments(run: Given, options: AgentRow, place: AgentFolders) -> list[str]:
     given = {
         "--tools": ",".join(offered(run)),
         "--settings": write(place.state, "settings.json", settings_of(run)),
-        # The workspace's own settings could start programs that nobody is asked about.
+        # The workspace's own settings could start programs without approval.
         "--setting-sources": "user",
         "--add-dir": order.workspace.root,
         "--mcp-config": write(place.state, "servers.json", {"mcpServers": servers}) if servers else None,
@@ -107,13 +107,13 @@ def offered(run: Given) -> list[str]:
 
 
 def settings_of(run: Given) -> dict[str, Any]:
-    """The policy in the agent's own settings: the second lock, as its patterns are not quite ours."""
+    """Return the policy as the agent's own settings: a second check only, as its patterns differ from ours."""
     profile = run.policy.profile
     deny = [f"Read({pattern})" for pattern in profile.deny_read]
     deny += [f"Edit({pattern})" for pattern in profile.deny_write]
     deny += [f"WebFetch(domain:{host})" for host in profile.deny_network if host.replace(".", "").isalnum()]
-    # Commands of settings would run unasked; questions to us are no hooks in this sense and stay.
-    # Its own sandbox stays off: where it cannot be had it is left out without a word, and nobody could say which held.
+    # Hook commands in settings would run without approval; the hooks of `initialize` are not disabled by this.
+    # Its own sandbox stays off: if it is not available, the agent silently omits it, so we could not rely on it.
     return {"disableAllHooks": True, "permissions": {"deny": deny}, "sandbox": {"enabled": False}}
 
 

@@ -17,9 +17,9 @@ from backplane.dialects.history import BELOW, NOTES, SUMMED, UNDONE, StoredHead,
 
 PROGRAM: Final = "Claude Code"
 VERSIONS: Final = "2."
-"""Beginning of the versions that this reader was tried with."""
+"""Prefix of the versions that this reader was tried with."""
 HOME: Final = ("CLAUDE_CONFIG_DIR", ".claude", "projects")
-"""The variable that names the program's folder, the folder below the user's home without it, and what is below."""
+"""Variable with the program's folder, its default below the user's home, and the folder of conversations in it."""
 FILES: Final = "*/*.jsonl"
 _BESIDE: Final = frozenset(
     {
@@ -28,11 +28,11 @@ _BESIDE: Final = frozenset(
         *("agent-name", "ai-title", "custom-title", "progress", "pr-link", "tag"),
     }
 )
-"""Kinds of rows in which nobody says anything to the model: bookkeeping, titles, and the program's own requests."""
+"""Kinds of rows without content for the model: bookkeeping, titles, and the program's own requests."""
 
 
 def id_of(path: Path) -> str:
-    """Return the id that a conversation's path names."""
+    """Return the id in a conversation's path."""
     return path.stem
 
 

@@ -1,8 +1,8 @@
 """Drives Copilot's headless server: a session, prompts, hooks before and after its tools, questions, an abort.
 
-Every tool call is put to the control plane by the agent's hook before it runs, with an input that may be changed; what
-the agent asks for beside that, without a hook, is decided by the call that it belongs to, and refused where there is
-none. What its program is told beside that is `start`'s affair.
+The agent's hook asks the control plane about every tool call before it runs; the answer may change the input. A
+permission request without a hook gets the verdict of its call, and is refused if it has none. `start` has the program's
+command and environment.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Agent(BaseAgent):
 
     async def hear(self, message: Notification) -> None:
         event = mapping(message.params.get("event")) if message.method == EVENT else {}
-        # Trying again in vain is no sign of life.
+        # A failed request that is retried is no sign of life.
         await self.session.hear(message, is_sign=event.get("type") != "assistant.turn_retry")
         if event.get("type") == "permission.requested":
             self.session.tasks.start_soon(self._permit, mapping(event.get("data")))
@@ -124,7 +124,7 @@ class Agent(BaseAgent):
         return {}
 
     async def _people(self, params: dict[str, Any]) -> Json:
-        """Put the agent's question to a person."""
+        """Ask the user the agent's question; return the answer."""
         choices = tuple(one for one in params.get("choices") or () if isinstance(one, str))
         _, answer = await self.session.ask_person(str(params.get("question")), choices)
         return {"answer": answer, "wasFreeform": answer not in choices}
@@ -139,7 +139,7 @@ class Agent(BaseAgent):
         return {"permissionDecision": "allow", **changed}
 
     async def _after(self, input: dict[str, Any]) -> Json:
-        """Let those look at a result who are to see it before the model does."""
+        """Show hooks a result before the model sees it."""
         call = self.reader.find(str(input.get("toolName")), input.get("toolArgs"), decided=True)
         if call is None:
             return {}
@@ -158,7 +158,7 @@ class Agent(BaseAgent):
         return {"modifiedResult": {"textResultForLlm": str(shown), "resultType": kind}}
 
     async def _permit(self, asked: dict[str, Any]) -> None:
-        """Answer for a permission that no hook was asked about: a call that was allowed may do what it needs."""
+        """Answer a permission request that had no hook: it is granted if its call was allowed."""
         request = mapping(asked.get("permissionRequest"))
         call = self.reader.calls.open.get(str(request.get("toolCallId")))
         if call is None:
@@ -177,7 +177,7 @@ class Agent(BaseAgent):
 
 
 def session_of(run: Given, options: AgentRow, env: dict[str, str]) -> dict[str, Any]:
-    """The order in the members of the call that opens the session. Raises ConfigError."""
+    """Return the order as parameters of the call that opens the session. Raises ConfigError."""
     own = own_settings(run, "copilot", SETTINGS)
     local, remote = ({"type": kind, "tools": ["*"]} for kind in ("local", "http"))
     servers = server_rows(run, options.mcp_servers, local=local, remote=remote)
@@ -194,7 +194,7 @@ def session_of(run: Given, options: AgentRow, env: dict[str, str]) -> dict[str, 
         "streaming": True,
         "includeSubAgentStreamingEvents": False,
         "enableSessionTelemetry": False,
-        # Commands of the workspace's own settings would run unasked.
+        # Commands in the workspace's own settings would run without approval.
         "enableFileHooks": False,
         "enableConfigDiscovery": False,
         "envValueMode": "direct",
@@ -203,7 +203,7 @@ def session_of(run: Given, options: AgentRow, env: dict[str, str]) -> dict[str, 
 
 
 def provider_of(options: AgentRow, env: dict[str, str]) -> dict[str, Any] | None:
-    """The user's own service, as the session takes it; None for the agent's."""
+    """Return the user's own model service as a parameter of the session; None for the agent's service."""
     if options.base_url is None:
         return None
     made = {
@@ -217,7 +217,7 @@ def provider_of(options: AgentRow, env: dict[str, str]) -> dict[str, Any] | None
 
 
 def turn_of(run: Given, options: AgentRow) -> dict[str, Any]:
-    """Members of every message: the answer's shape, where the model's service takes it."""
+    """Return the members of every message: the answer's schema, if the model's service supports it."""
     schema = run.order.abp("output_schema")
     if not (isinstance(schema, dict) and is_strict(schema)) or options.service == "anthropic":
         return {}

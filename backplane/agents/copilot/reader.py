@@ -1,7 +1,7 @@
-"""Reads the events of Copilot's session as events of the contract.
+"""Translates the events of Copilot's session to events of the contract.
 
-An answer comes in deltas and then whole, a call when it starts and when it is over. A sub-agent's words are no answer
-of the run and are kept as they came; its calls are told like any other, below the call that began it.
+An answer comes in deltas and then complete, a call when it starts and when it ends. A sub-agent's text is no answer of
+the run and is kept unchanged; its calls are reported like any other, with the call that began it as their parent.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from backplane.protocol.jsonrpc import Notification
 
 EVENT: Final = "session.event"
 SILENT: Final = frozenset({"session.lifecycle", "host.event"})
-"""Notifications that say nothing about the work."""
+"""Notifications that are ignored, because they do not concern the work."""
 SILENT_KINDS: Final = (
     "model.", "hook.", "permission.", "user_input.", "external_tool.", "pending_messages.", "session.", "user.",
     "system.", "sandbox.", "skill.", "assistant.turn_", "assistant.streaming_delta", "assistant.tool_call_delta",
     "assistant.message_start", "tool.execution_partial_result", "assistant.idle", "agent.interrupted", "abort",
 )  # fmt: skip
-"""Beginnings of kinds of events that say nothing about the work, or repeat what another says; some hold the prompt."""
+"""Prefixes of ignored kinds of events: they do not concern the work, or repeat another one; some have the prompt."""
 
 _COUNTERS: Final = {
     "input": ("inputTokens",), "output": ("outputTokens",), "cache_read": ("cacheReadTokens",),
@@ -49,9 +49,9 @@ class EventReader(BaseReader):
         self.aborted = False
         """True if the turn was stopped."""
         self._counted: TokenCounts | None = None
-        """Tokens of the last request, until its answer says whether another one follows."""
+        """Tokens of the last request, until its answer shows whether another one follows."""
         self._seen: set[str] = set()
-        """Thoughts that came in deltas, by id."""
+        """Ids of thoughts that came in deltas."""
 
     def begin(self) -> None:
         """Begin another turn."""
@@ -83,13 +83,13 @@ class EventReader(BaseReader):
         return [] if str(data.get("reasoningId")) in self._seen else self._thoughts(data.get("content"))
 
     def _answer(self, data: dict[str, Any]) -> list[AgentEvent]:
-        """An answer that is whole: its words, then what it took, then the end of the model's turn."""
+        """Return the events of a complete answer: its text, then its tokens, then the end of the model's turn."""
         self.goes_on = bool(data.get("toolRequests"))
         reason = "tool_use" if self.goes_on else "end_turn"
         return [*self._message(data.get("content") or ""), *self._counted_now(), self._make.turn(reason)]
 
     def _used(self, data: dict[str, Any]) -> list[AgentEvent]:
-        # It comes before the answer that it is about: whether another request follows is known only then.
+        # The counters come before their answer, which shows whether another request follows.
         events, self._counted = self._counted_now(), counts_of([data], _COUNTERS)
         return events if data.get("initiator") != "sub-agent" else [*events, *self._counted_now()]
 
@@ -111,7 +111,7 @@ class EventReader(BaseReader):
         return self._call(call, parent if isinstance(parent, str) else None)
 
     def find(self, tool: str, input: Json, *, decided: bool) -> OpenCall | None:
-        """Return the open call that a question is about, which names the tool and its input alone."""
+        """Return the open call that a request is about; the request has only the tool's name and its input."""
         for id, call in self.calls.open.items():
             is_decided, is_same = id in self.calls.verdicts, (call.tool, self.calls.input_of(call)) == (tool, input)
             if is_same and is_decided == decided and call.shown is None:
@@ -139,7 +139,7 @@ class EventReader(BaseReader):
         return self.calls.end(id, output, failed=data.get("success") is not True, ran=ran, changes=changes)
 
     def close(self) -> list[AgentEvent]:
-        """Report what is left at the end: tokens of the last request, and results of open calls."""
+        """Report what remains at the end: tokens of the last request, and results of open calls."""
         return [*self._counted_now(), *super().close()]
 
     # Ends -------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Copilot's headless server for an order: its command and environment.
+"""Starts Copilot's headless server for an order: its command and environment.
 
-What is said to it while it runs is `agent`'s affair.
+`agent` sends everything after the start.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from backplane.host import Given
 
 ARGUMENTS: Final = ("--headless", "--stdio", "--no-auto-update", "--log-level", "error")
 QUIET: Final = {"COPILOT_AUTO_UPDATE": "false", "NO_COLOR": "1"}
-"""No update, no colours."""
+"""Variables that turn off updates and colours."""
 
 
 def start(options: AgentRow, run: Given, state: str) -> Started:
     """Return the command and environment for an order. Raises ConfigError, BackendError."""
     place, quiet = place_of(run, state, own=options.own_state, conversations="session-state/{}"), dict(QUIET)
     if place.config is not None:
-        # It unpacks 235 MB at its start, which no run may leave to another: the next one would run what lies there.
+        # It unpacks 235 MB at its start. A shared folder would let one run change the program of the next.
         quiet["COPILOT_CACHE_HOME"] = os.path.join(place.state, "cache")
     own = {"COPILOT_HOME": place.config}
     if options.base_url is not None:
-        # Its variables beside the session's own members: without them it looks for its own service first.
+        # Set in addition to the session's members: without these variables it looks for its own service first.
         quiet["COPILOT_OFFLINE"] = "true"
         own |= {"COPILOT_PROVIDER_BASE_URL": address_of(options), "COPILOT_PROVIDER_TYPE": options.service}
         own |= {"COPILOT_MODEL": model_of(run, options)}
@@ -38,7 +38,7 @@ def start(options: AgentRow, run: Given, state: str) -> Started:
 
 
 def model_of(run: Given, options: AgentRow) -> str | None:
-    """The model's name. Raises ConfigError: `config_invalid`, the user's own service has no default."""
+    """Return the model's name. Raises ConfigError: `config_invalid`, the user's own service has no default."""
     model = run.order.config.model or options.model
     if model is None and options.base_url is not None:
         fix = "name it in the order (config.model, --model), or with options = {model = …}"
