@@ -169,10 +169,10 @@ def sha256_hex(data: bytes) -> str:
 
 
 def duplicate_key(data: bytes, value: Json) -> str | None:
-    """The first object key that stands twice in one object of this JSON text, or None.
+    """Return the first key that occurs twice in one object of a JSON text; None if there is none.
 
     Args:
-        value: what was read of the text.
+        value: the decoded text.
     """
     if _escape(value) == data.strip():
         # As our own peers write: what a table has taken in is all that was there.

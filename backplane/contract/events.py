@@ -227,10 +227,10 @@ class Approval(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
         return Decision("modify", reason, input)
 
     def answer(self, text: str) -> Decision:
-        """Make the answer to a question in words.
+        """Answer a question with this text.
 
         Raises:
-            ConfigError: `config_invalid`, this is no question.
+            ConfigError: `config_invalid`, the approval is not of the kind `input`.
         """
         if self.kind != "input":
             fact = f"an ask of the kind {self.kind!r} is not answered in words"
@@ -347,7 +347,7 @@ def read_event(value: Json, *, now: Callable[[], str]) -> AgentEvent:
     try:
         event = msgspec.convert(value, kind)
         known = _MEMBERS[kind]
-        # The usual case, a fifth of the time: there is nothing to be put in another place or form.
+        # The usual case, in a fifth of the time: every member is already in its place and form.
         if (
             kind is not Failed
             and (event.ext is UNSET or event.ext)

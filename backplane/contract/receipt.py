@@ -1,6 +1,6 @@
-"""The receipt: the sealed record of one run, exact on the wire.
+"""The receipt: the sealed record of one run, with the members of the wire.
 
-Everything we add lives in `usage_raw.backplane`. Sealing and storing are `receipts`' affair.
+Everything we add is in `usage_raw.backplane`. The room `receipts` seals and stores it.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def receipt_hash(receipt: Receipt) -> str:
 
 
 def verify_bytes(data: bytes) -> str | None:
-    """Check the hash inside a receipt file; None when it holds, else what is wrong.
+    """Check the hash inside a receipt file; return None if it is right, else the fault.
 
     A number with more digits than a float holds is read exactly first, then as the public
     implementation's parser reads it, because it hashes before it writes.

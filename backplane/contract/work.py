@@ -1,6 +1,6 @@
 """The work order: what a caller asks for, with its policy and its workspace.
 
-At our own doors only `task` is required; to a host an order is always written whole.
+Callers must give only `task`; a host always gets every member.
 """
 
 from __future__ import annotations

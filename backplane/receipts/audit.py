@@ -60,7 +60,7 @@ def check_row(row: ReceiptRow, body: bytes, trace: Trace, patch: Path | None) ->
     """Compare one row with its body, its trace's file and its patch's file.
 
     Args:
-        patch: None when it is known that the patch never came here.
+        patch: its file; None if this store never had it.
     """
 
     def found(code: str, fact: str) -> AuditFinding:

@@ -649,7 +649,7 @@ def _shown(value: Json) -> str:
 
 
 class FalseClaim(msgspec.Struct, frozen=True):
-    """One claim that cannot be true together with what was seen, or that was not seen."""
+    """A claim that contradicts what the control plane saw, or that it saw nothing of."""
 
     kind: str
     event: int | None

@@ -1,6 +1,6 @@
-"""The last hello of each backend, kept so that a hopeless order starts no process.
+"""Cache of the last hello of each backend: an order that it cannot carry out is refused without a process.
 
-A cache of small files: whatever cannot be read is simply not there.
+An unreadable file counts as missing.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def kept_since(home: Path, key: str) -> str:
 
 
 def keep_manifest(home: Path, key: str, hello: dict[str, Any], known: dict[str, Any] | None = None) -> None:
-    """Keep a hello under this key in place of the one before; a reader sees one or the other, never half.
+    """Replace the hello under this key atomically.
 
-    The same one as before is noted as heard again.
+    If it has not changed, only its time is updated.
 
     Args:
         known: the hello that `kept_manifest` returned for this key; None if it was not read.

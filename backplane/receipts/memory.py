@@ -1,7 +1,7 @@
-"""The memory of runs: what each was asked, where it stands and what it cost; live ones and ended ones alike.
+"""The list of runs, live and ended: the task of each, its state and its cost.
 
-Nothing is stored twice: the order is read from the journal's head, cost and cause from the sealed receipt.
-A pruned or imported run has no head here, and so no task.
+It stores nothing: the order is read from the journal's head, cost and cause from the sealed receipt.
+A pruned or imported run has no journal, and so no task.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from backplane.receipts.trace import open_plain
 State = Literal["live", "cut_off", "ended"]
 
 END_BYTES_MAX: Final = 64 * 1024
-"""Bytes of a trace's end in which the last error and open questions are looked for."""
+"""Bytes at the end of a trace that are searched for the last error and for open questions."""
 
 SEARCH_BYTES: Final = 1 << 20
-"""Bytes of a trace that are searched at once."""
+"""Bytes of a trace that are read and searched at a time."""
 
 WORD_BYTES_MAX: Final = 4096
-"""Longest word that is looked for."""
+"""Maximum bytes of a search word; a longer one is cut to this length."""
 
 
 class Remembered(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,50 +38,50 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     state: State
-    """live; cut_off, where its control plane died and nobody has sealed it yet; or ended."""
+    """live; cut_off, if its control plane died and it is not sealed yet; or ended."""
     waits: bool = False
     """True while a live run waits for a person's answer."""
     started_at: str
     task: str | None
-    """None where nobody remembers it: pruned, imported, or its order is unreadable; `root`, `mode` likewise."""
+    """None if the order is not stored: pruned, imported or unreadable. The same for `root` and `mode`."""
     root: str | None
     mode: str | None
     model: str | None
     """Name of the model in the order."""
     backend: str
-    """The name that it has here, else its own."""
+    """Id of the backend in the journal, else in the receipt."""
     outcome: str | None = None
-    """None until it has ended; also for `reason`, `duration_ms`, `files`."""
+    """None until the run has ended; the same for `reason`, `duration_ms` and `files`."""
     reason: str | None = None
     code: str | None = None
-    """Why it did not complete: the error's code, and in words."""
+    """Error code if the run did not complete; `cause` has the message."""
     cause: str | None = None
     duration_ms: int | None = None
     files: int | None = None
-    """Changed files of its patch."""
+    """Number of files that its patch changes."""
     tags: tuple[str, ...] = ()
     cost_usd_micros: int | None = None
-    """None where it is unknown."""
+    """None if the cost is unknown."""
     input_tokens: int | None = None
     output_tokens: int | None = None
     task_type: str | None = None
     """Type of the task for the router; None if the order named a backend."""
     session: str | None = None
-    """The session that it is a turn of; else the agent's own conversation, where it kept one."""
+    """Session of which the run is a turn, else the id of the conversation that the agent kept; None without either."""
     model_told: str | None = None
-    """The model that its receipt names: as the host called it, else as the router chose it."""
+    """Model in the receipt: the one that the host reported, else the one that the router chose."""
     check_of: str | None = None
-    """The run whose result it checks, of a comparison; None for a run of its own."""
+    """Id of the run whose result it checks in a comparison; None if it is not a check."""
     queued: str | None = None
-    """The order of a queue that it was copied from; None for a run of this machine."""
+    """Id of the queue's order if the run was copied from a queue; None if it ran on this machine."""
     is_retold: bool = False
-    """It repeats a stored run, as a replay or as the answer to the same pure order, and costs nothing."""
+    """True if it repeats a stored run, as a replay or as the answer to the same pure order; it costs nothing."""
     retry_after_ms: int | None = None
-    """The pause that its model's service asked for before another request."""
+    """Milliseconds that the model's service asked to wait before another request."""
 
     @property
     def has_failed(self) -> bool:
-        """Return whether it has ended and is not complete."""
+        """Return True if the run has ended and is not complete."""
         return self.outcome not in (None, "complete")
 
 
@@ -97,7 +97,7 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class _Body(msgspec.Struct, frozen=True):
-    """A stored receipt, as far as a list wants it."""
+    """The members of a stored receipt that a list needs."""
 
     usage: _Usage = _Usage()
     usage_raw: Json = None
@@ -107,12 +107,12 @@ _read_body: Final = msgspec.json.Decoder(_Body).decode
 
 
 def remembered(store: Store) -> Iterator[Remembered]:
-    """Every run, the live ones first, then those that were cut off, then the ended ones; of each the newest first.
+    """Yield every run: live ones, then those that were cut off, then ended ones; the newest first in each group.
 
     Raises:
         StoreError: `receipt_store_failed`.
     """
-    # First: a run that ends meanwhile is in both places, and in the other order might be in neither.
+    # Folders before rows: a run that ends meanwhile is then found twice; in the other order it could be missed.
     begun = unsettled(store)
     yield from begun
     told = {run.run_id for run in begun}
@@ -120,7 +120,7 @@ def remembered(store: Store) -> Iterator[Remembered]:
 
 
 def unsettled(store: Store) -> list[Remembered]:
-    """The runs without a receipt, the live ones first, of each kind the newest first."""
+    """Return the runs without a receipt: live ones, then those that were cut off; the newest first in each group."""
     found = [of_folder(folder) for folder in store.unknown_folders()]
     return sorted(
         (run for run in found if run is not None),
@@ -130,14 +130,14 @@ def unsettled(store: Store) -> list[Remembered]:
 
 
 def state_of(store: Store, run_id: str) -> State:
-    """Return the state of a run now."""
+    """Return the present state of a run."""
     if is_live(store.home, run_id):
         return "live"
     return "ended" if store.has(run_id) else "cut_off"
 
 
 def of_folder(folder: Path) -> Remembered | None:
-    """Return a run without a receipt; None if the folder is no run's, or is gone."""
+    """Read a run without a receipt from its folder; None if that is no run's folder, or is gone."""
     if not is_run_id(folder.name) or folder.is_symlink() or not folder.is_dir():
         return None
     opening, abandoned = opening_of(folder), is_abandoned(folder)
@@ -153,7 +153,7 @@ def of_folder(folder: Path) -> Remembered | None:
 
 
 def of_row(store: Store, row: ReceiptRow) -> Remembered:
-    """Return a run with a receipt."""
+    """Read a run with a receipt from its row in the store."""
     opening, body = JournalHead(), _Body()
     if is_run_id(row.run_id):
         opening = opening_of(store.folder(row.run_id))
@@ -211,7 +211,7 @@ def _asked(opening: JournalHead) -> dict[str, Any]:
 
 
 def _model_told(usage_raw: Json, added: dict[str, Any]) -> str | None:
-    """The model of a receipt; None where it names none, or several."""
+    """Return the model of a receipt; None if it names none or several."""
     by_model = list(_member(usage_raw, "model_usage_since_last_result"))
     told = usage_raw.get("model") if isinstance(usage_raw, dict) else None
     told = told or (by_model[0] if len(by_model) == 1 else None)
@@ -243,7 +243,7 @@ class _TraceError(msgspec.Struct, frozen=True):
 
 
 class _Carrying(msgspec.Struct):
-    """The one member of an event that open questions are read from."""
+    """The member of an event that has its questions and answers."""
 
     ext: Any = None
 
@@ -259,7 +259,7 @@ def _is_waiting(trace: Path) -> bool:
         if b'"ask"' in line or b'"answer"' in line:
             try:
                 ext = _read_ext(line).ext
-            except msgspec.MsgspecError:  # The first one may be cut.
+            except msgspec.MsgspecError:  # The first line may be cut.
                 continue
             opened |= {_member(ext, "ask").get("id")}
             opened -= {_member(ext, "answer").get("id")}
@@ -267,7 +267,7 @@ def _is_waiting(trace: Path) -> bool:
 
 
 def _limit_in(trace: Path) -> str | None:
-    """Return in words until when a live run waits for a limit of its model's service; None if it does not wait."""
+    """Return "waiting until …" if a live run waits for a rate limit of its model's service, else None."""
     lines = [line for line in _end_of(trace) if line]
     if not lines or b'"until"' not in lines[-1]:
         return None
@@ -289,12 +289,12 @@ def _end_of(trace: Path) -> list[bytes]:
 
 
 def _last_fault(trace: Path) -> _Error:
-    """The last error of a trace, within `END_BYTES_MAX` of its end."""
+    """Return the last error within `END_BYTES_MAX` of a trace's end; an empty one if there is none."""
     for line in reversed(_end_of(trace)):
         if b'"type":"error"' in line:
             try:
                 event = _read_event(line)
-            except msgspec.MsgspecError:  # The first one may be cut.
+            except msgspec.MsgspecError:  # The first line may be cut.
                 continue
             if event.type == "error":
                 return _Error(event.error_code, event.message)
@@ -312,12 +312,12 @@ def _member(value: Json, name: str) -> dict[str, Any]:
 def find(store: Store, name: str) -> Remembered:
     """Find a run by its id, by the beginning of it if only one run begins so, or by `last` or `last~2`.
 
-    An order's id, or its beginning, names the newest run of it where no run's id begins so.
-    `last` is the newest run, a live one before any that has ended; `last~1` the one before it. Checks of a comparison
-    are none of them.
+    If no run's id begins so, an order's id or its beginning names the newest run of that order.
+    `last` is the newest run, a live one before any that has ended; `last~1` the one before it. The checks of a
+    comparison are skipped.
 
     Raises:
-        ConfigError: `config_invalid`: too short, not there, or several.
+        ConfigError: `config_invalid`: the name is too short, names no run, or several.
         StoreError: `receipt_store_failed`.
     """
     back = steps_back(name)
@@ -338,7 +338,7 @@ def find(store: Store, name: str) -> Remembered:
 
 
 def _of_order(store: Store, name: str) -> Remembered | None:
-    """The newest run of the order of this name; None where no order's id begins so.
+    """Return the newest run of the order whose id begins with this name; None if there is no such order.
 
     Raises:
         ConfigError: `config_invalid`, several orders begin so.
@@ -354,7 +354,7 @@ def _of_order(store: Store, name: str) -> Remembered | None:
 
 
 def mentions(store: Store, run: Remembered, words: list[str]) -> bool:
-    """Return whether a run's task, tags or events contain all these words, in any case of ASCII letters.
+    """Return True if a run's task, tags and events together contain all these words; ASCII case is ignored.
 
     Raises:
         StoreError: `receipt_store_failed`, its trace cannot be read.

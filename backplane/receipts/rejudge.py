@@ -59,7 +59,7 @@ class Rejudge:
             order, profile = self._order(row)
             receipt = self._store.load(row.run_id)
             if "replay" in receipt.backplane:
-                return Rejudged(run_id=row.run_id, decisions=0)  # The run that it tells of has its own line.
+                return Rejudged(run_id=row.run_id, decisions=0)  # The replayed run has its own line.
             test = Backtest(self._policy(profile), self._after, self._root(row.run_id, order))
             test.take(receipt.trace)
         except (StoreError, PolicyError) as error:

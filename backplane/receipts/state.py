@@ -339,10 +339,10 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     def spent(
         self, input_tokens: int | None, output_tokens: int | None, usd: float | None, unknown: Sequence[str] = ()
     ) -> None:
-        """Hold what was used so far against the order's budgets; None is unknown.
+        """Compare the usage so far with the order's budgets, and set `limit` if one is exceeded; None is unknown.
 
         Args:
-            unknown: budgets of which more may have been used than is known; an order with one of them ends.
+            unknown: budgets whose usage may be higher than reported; the run ends if the order sets one of them.
         """
         tokens_max, usd_max = self.settings.get("budget_tokens"), self.order.config.max_budget_usd
         known = (input_tokens or 0) + (output_tokens or 0)  # At least so many: enough to be too many.

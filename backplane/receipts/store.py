@@ -425,7 +425,7 @@ class Store:
         return Recovery(tuple(rows), tuple(problems))
 
     def settle(self, run_id: str, clean: Callable[[Orphan], None]) -> Receipt:
-        """Seal and store one run that nobody works on any more, unless it is stored; gives its receipt.
+        """Seal and store a dead run, unless it is stored already; return its receipt.
 
         Args:
             clean: as for `recover`.

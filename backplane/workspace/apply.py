@@ -352,7 +352,7 @@ class _Merge:
 
 
 def _hash_file(path: str, *, sha256: bool) -> str:
-    """Return git's name of a file's content, read in pieces. Raises OSError."""
+    """Return the git object id of a file's content; the file is read in pieces. Raises OSError."""
     with opened(os.open(path, FILE_FLAGS)) as file:
         left = os.fstat(file).st_size
         digest = blob_hash(left, sha256=sha256)

@@ -1,7 +1,7 @@
-"""A folder on its way between submitter and worker of a queue: a tar archive.
+"""Tar archives that carry a folder between the submitter and the worker of a queue.
 
-`pack` is the sender's side, `unpack` the receiver's, which trusts nothing: no link is followed, nothing leaves the
-folder, everything is counted.
+The sender calls `pack`, the receiver `unpack`. The archive is untrusted: `unpack` follows no link, writes nothing
+outside of the folder, and limits files and bytes.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from backplane.workspace.tree import (
 )
 
 CHUNK_BYTES: Final = 192 * 1024
-"""Bytes that are read or written at once."""
+"""Bytes that are read or written at a time."""
 
 GIT_FILES: Final = (f"{GIT_NAME}/index", f"{GIT_NAME}/info/exclude")
-"""All that travels of a repository: which files are tracked, and the owner's own ignore rules."""
+"""The only files of a repository that are sent: its index (the tracked files) and the owner's own ignore rules."""
 
 GIT_FILE_BYTES_MAX: Final = 256 << 20
-"""As much of an index as a workspace looks at."""
+"""Maximum size in bytes of a file in `GIT_FILES`; a larger one is not sent."""
 
 NO_TIME_S: Final = 315_619_200
-"""The time of what has none: 1980-01-02, as zip files, which agents may make of it, know no earlier year."""
+"""Modification time of entries without one, in seconds: 1980-01-02, because zip files cannot store an earlier year."""
 
 _STAGING: Final = "workspace_staging_failed"
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -52,13 +52,13 @@ _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_C
 
 
 def pack(folder: Path, quota: Quota, *, times: bool = True) -> Iterator[bytes]:
-    """A folder as a tar archive, in pieces; nobody else may change it meanwhile. Blocks.
+    """Yield a folder as a tar archive, in pieces; the folder must not change meanwhile. Blocking.
 
     Args:
-        times: files keep their times; else the same contents always make the same archive.
+        times: store the files' times; without them, equal contents always give equal archives.
 
     Raises:
-        WorkspaceError: `workspace_staging_failed`, something cannot be read.
+        WorkspaceError: `workspace_staging_failed`, a file or folder cannot be read.
     """
     within = scope(_STAGING, quota)
     try:
@@ -69,7 +69,7 @@ def pack(folder: Path, quota: Quota, *, times: bool = True) -> Iterator[bytes]:
             within.go_on()
             yield from _pack_file(folder, entry, within, times)
         for path in GIT_FILES:
-            # A file of the copy's own repository, which was made a moment ago: its times are nobody's.
+            # These files were made with the copy, so their times mean nothing and are not sent.
             with suppress(FileNotFoundError):
                 found = read_file(folder / path, GIT_FILE_BYTES_MAX)
                 if found is not None:
@@ -101,7 +101,7 @@ def _pack_file(folder: Path, entry: Entry, within: Scope, times: bool) -> Iterat
 def _header(
     path: str, kind: bytes, facts: os.stat_result, size: int = 0, time_s: int = NO_TIME_S, target: str = ""
 ) -> bytes:
-    # Whoever unpacks it gives neither folders nor links a time.
+    # The receiver ignores the times of folders and links.
     entry = tarfile.TarInfo(path.rstrip("/"))
     entry.type, entry.linkname, entry.size = kind, target, size
     entry.mode, entry.mtime = facts.st_mode & 0o777, time_s
@@ -109,7 +109,7 @@ def _header(
 
 
 def read_pieces(path: Path) -> Iterator[bytes]:
-    """A file in pieces. Raises OSError."""
+    """Yield the content of a file in pieces. Raises OSError."""
     with path.open("rb") as file:
         while piece := file.read(CHUNK_BYTES):
             yield piece
@@ -120,7 +120,7 @@ def read_pieces(path: Path) -> Iterator[bytes]:
 
 @contextmanager
 def incoming(home: Path) -> Iterator[Path]:
-    """A folder for one parcel, removed at the end of the block; a killed process's is removed by `sweep`."""
+    """Make a folder for one incoming archive, and remove it at the end; `sweep` removes those of killed processes."""
     folder = home / "incoming" / secrets.token_hex(16)
     folder.mkdir(mode=0o700, parents=True)
     try:
@@ -132,7 +132,7 @@ def incoming(home: Path) -> Iterator[Path]:
 
 
 def sweep(home: Path) -> None:
-    """Remove parcels whose receiver was killed; what cannot be removed stays for the next time."""
+    """Remove the folders of incoming archives whose receiver was killed; skip those that cannot be removed."""
     for folder in (home / "incoming").glob("*"):
         with suppress(OSError, BackplaneError):
             if not _is_held(folder / "lock"):
@@ -145,18 +145,18 @@ def _is_held(lock: Path) -> bool:
 
 
 def unpack(archive: Path, folder: Path, quota: Quota) -> None:
-    """Make a new folder of an archive from a stranger. Blocks.
+    """Unpack an untrusted archive into a new folder. Blocking.
 
-    Regular files, folders and symbolic links only; no path leads through a link.
+    It may have only regular files, folders and symbolic links, and no path through a link.
 
     Raises:
-        WorkspaceError: `workspace_staging_failed`: not such an archive, a path that leaves the folder or names a
-            repository, a hard link or device, over the quota, or the disk is full.
+        WorkspaceError: `workspace_staging_failed`: the archive is damaged, has a path that leaves the folder or names a
+            repository, has a hard link or device, or is over the quota; or the disk is full.
     """
     within = scope(_STAGING, quota)
     folder.mkdir(mode=0o700)
     try:
-        # Without extraction filters: `data` refuses links that lead out of the tree, which are copied as links here.
+        # No extraction filter: `data` refuses links that lead out of the tree; here they are copied as links.
         with tarfile.open(archive, mode="r:", encoding="utf-8") as tar:
             unpacker = _Unpacker(tar, folder, within)
             while (entry := tar.next()) is not None:
@@ -176,7 +176,7 @@ class _Unpacker:
         self._tar, self._folder, self._within = tar, folder, within
         self._left_bytes, self._left_files = within.quota.bytes_max, within.quota.files_max
         self._folders = {""}
-        """Folders of the archive that were made; a path through anything else is refused."""
+        """Folders made so far; a path through a file or link is refused."""
 
     def make(self, entry: tarfile.TarInfo) -> None:
         path = _checked(entry)
@@ -204,7 +204,7 @@ class _Unpacker:
             raise self._within.fail(f"over {self._within.quota.files_max} files (workspace_files_max)")
 
     def _make_folder(self, path: str) -> None:
-        """Make a folder, and those above it; a file or link of the archive in its way is refused."""
+        """Make a folder and its parents. Raises WorkspaceError: the archive has a file or link at one of them."""
         if path in self._folders:
             return
         self._make_folder(path.rpartition("/")[0])

@@ -25,7 +25,7 @@ from backplane.workspace.tree import FILE_FLAGS, READ_BYTES, look_at, printable,
 from backplane.workspace.writing import mark_of
 
 _BECOMES: Final = re.compile(rb"index [0-9a-f]+\.\.([0-9a-f]{40,64})")
-"""What a file of the patch shall be; lines of its content begin with another character."""
+"""Line with the object id of a file's new content; lines of content begin with a space, `+` or `-`."""
 _SOURCES: Final = (b"rename from ", b"copy from ")
 
 

@@ -90,7 +90,7 @@ def remove(run_dir: Path) -> None:
 
 
 def write(repo: Repo, run_dir: Path, state: StoredState | None, root: Path, mode: str) -> tuple[list[DiffRow], str]:
-    """Write the patch of a state, and its record; return what git made of the difference, and the record's SHA-256."""
+    """Write the patch of a state, and its record; return the changed files, and the record's SHA-256."""
     path, rows = run_dir / PATCH_NAME, []
     if state is None:
         path.touch(mode=0o600)

@@ -251,7 +251,7 @@ def user_rules(environ: Mapping[str, str]) -> bytes:
     """Read the ignore rules that the user's own and the system's git configuration name; empty without any."""
     names = ("HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
     env = {name: environ[name] for name in names if name in environ}
-    # No repository, so none's configuration is read.
+    # `GIT_DIR` is no repository, so git reads only the user's and the system's configuration.
     env |= {"PATH": search_path(environ), "GIT_DIR": os.devnull, "LC_ALL": "C"}
     git = shutil.which("git", path=env["PATH"]) or "git"
     words = ("config", "--includes", "--type=path", "-z", "--get", "core.excludesFile")

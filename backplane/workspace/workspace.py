@@ -1,8 +1,8 @@
-"""The place an agent works in: staged as a copy, or the original itself, and what it changed there.
+"""The workspace of a run: a staged copy of a folder, or the original itself.
 
-A folder goes in, a workspace comes out, and at the end the difference as a git patch in the run's own folder. The
-original's `.git` is never written, and nothing in either tree is ever run. Putting a patch into the original is in
-`apply`.
+`open_workspace` makes it; `difference` writes what the agent changed as a git patch into the run's folder. The
+original's `.git` is never written, and no program in either tree is ever run. `apply` applies a patch to the
+original.
 """
 
 from __future__ import annotations
@@ -53,41 +53,41 @@ from backplane.workspace.tree import (
 _STAGING: Final = "workspace_staging_failed"
 _RESULT: Final = "execution_workspace_error"
 _START: Final = "start"
-"""The branch of the agent's first commit, until that is copied."""
+"""Name of the branch in the run's repository that holds the agent's first commit until that is copied."""
 
 
 class Patch(msgspec.Struct, frozen=True):
-    """The difference that a run made."""
+    """The changes that a run made."""
 
     path: Path
-    """The file with the whole patch; empty when nothing changed."""
+    """The file with the whole patch; the file is empty if nothing changed."""
     bytes: int
     sha256: str
     changes: tuple[Change, ...]
     status: str
-    """One line a change, as `git status --porcelain` writes them when everything is added."""
+    """One line for each change, as `git status --porcelain` prints them after `git add --all`."""
     ignored_count: int
-    """Changed files that `.gitignore` leaves out."""
+    """Number of changed files that git's ignore rules leave out."""
     left_out: tuple[str, ...] = ()
-    """Changed, but not in the patch: over 64 MiB, outside of the order's selection, or no regular file."""
+    """Changed paths that are not in the patch: over 64 MiB, not selected by the order, or no regular file."""
     record_sha256: str = ""
-    """Hash of the record beside it, from which `apply_patch` knows the files."""
+    """SHA-256 of the record beside the patch, in which `apply_patch` reads the changed files."""
 
     @property
     def paths(self) -> set[str]:
-        """Every file that it changes, by its old and its new name."""
+        """Paths of all changed files, old and new names."""
         return {path for change in self.changes for path in (change.path, change.old_path) if path is not None}
 
 
 class _Source:
-    """The folders of an original, each open while its files are copied."""
+    """Opens the folders of an original, one at a time, while their files are copied."""
 
     def __init__(self, root: str, listing: Listing) -> None:
         self._root, self._folders = root, dict(listing.folders)
         self._open: tuple[str, int] | None = None
 
     def folder(self, path: str) -> int:
-        """Return a handle of the folder of a file. Raises OSError."""
+        """Return a handle of the folder that a file is in. Raises OSError."""
         above = parent(path)
         if self._open is None or self._open[0] != above:
             self.close()
@@ -101,7 +101,7 @@ class _Source:
 
 
 class Workspace:
-    """A workspace that is open. `difference` once, when nothing writes in it any more; then `close`."""
+    """An open workspace. Call `difference` once, after the last write to it; then `close`."""
 
     def __init__(
         self,
@@ -120,11 +120,11 @@ class Workspace:
         self.root = tree if mode == "staged" else original
         self.run_dir = run_dir
         self.special_count = 0
-        """FIFOs, sockets and devices that were skipped."""
+        """Number of FIFOs, sockets and devices that were skipped."""
         self.no_history = ""
         """Why the copy lacks the history that the original has; "" if it lacks none."""
         self.object_folders: tuple[str, ...] = ()
-        """Folders outside of the root in which its repository finds objects."""
+        """Folders outside of the root that hold objects of its repository."""
         self._travels = travels
         self._stage_dir = stage_dir
         self._scope = scope
@@ -135,9 +135,9 @@ class Workspace:
         self._baseline = Baseline()
         self._left_bytes = scope.quota.bytes_max
         self._is_slim = False
-        """True once the run's repository has nothing but the run's states."""
+        """True once the run's repository has only the run's states."""
         self._apart: list[str] = []
-        """Files that the agent's repository ignores, as it may not have them, or they are too large."""
+        """Files that the agent's repository ignores: they may not be read, are too large, or belong to a repository."""
         self._private: list[str] = []
         """Files that may not be read."""
 
@@ -149,7 +149,7 @@ class Workspace:
     # The start --------------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Copy the original, or only take its baseline. Called once, by `open_workspace`."""
+        """Copy the original, or only record its baseline. Called once, by `open_workspace`."""
         original, stopped = str(self.original), self._scope.stopped
         listing = list_tree(original, self._scope)
         self._special, self.special_count = frozenset(listing.special), len(listing.special)
@@ -172,7 +172,7 @@ class Workspace:
         self._baseline.seal()
 
     def _find_history(self, at: Repo, tracked: Collection[str]) -> history.History | None:
-        """Read the history for the copy; `no_history` says why there is none."""
+        """Read the history for the copy; None without one; `no_history` is the reason if the original has one."""
         known, rules = self._repository, (self._scope.exclude, self._unread)
         if known.git_dir is None or self.mode != "staged":
             return None
@@ -190,9 +190,9 @@ class Workspace:
     def _find_ignored(self, at: Repo, listing: Listing, tracked: Collection[str] | None) -> Collection[str]:
         rules = repository.read_rules(str(self.original), listing, self._scope)
         if tracked is None or not (rules or self._repository.excluded or self._repository.above):
-            return ()  # Nothing that may be tracked is lost.
+            return ()  # No file is left out, so none that may be tracked is lost.
         known = self._repository = self._repository.obeyed(at)
-        # What was added in spite of the rules belongs to the work; it also spares most questions.
+        # A tracked file belongs to the work although a rule ignores it; git need not be asked about it.
         found = known.ignored(at, [path for path, _ in listing.files if path not in tracked], rules)
         return found - repository.tracked_below(self.original, listing, found, rules, known, at)
 
@@ -204,7 +204,7 @@ class Workspace:
         found: history.History | None,
         tracked: Mapping[str, Leaf | None],
     ) -> None:
-        """Fill the copy, and make the agent's repository: from the original's history, or of one commit."""
+        """Fill the copy, and make the agent's repository: with the original's history, or with a single commit."""
         git_dir = self.root / GIT_NAME
         for folder in (self.root, *(git_dir / name for name in history.AGENT_FOLDERS)):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -228,10 +228,10 @@ class Workspace:
     def _copy_all(
         self, repo: Repo, listing: Listing, ignored: Collection[str], known: Mapping[str, Leaf | None] | None
     ) -> Iterator[bytes]:
-        """Copy every file, and yield the commands that store those contents that no repository has.
+        """Copy every file, and yield the commands that store the contents that the original's index lacks.
 
         Args:
-            known: what the original's index has, if its objects can be used; None to make a commit of all files.
+            known: the entries of the original's index, if its objects can be used; None to make a commit of all files.
         """
         for path, _ in listing.folders[1:]:
             os.mkdir(os.path.join(self.root, path), 0o700)
@@ -253,7 +253,7 @@ class Workspace:
     def _copied(
         self, repo: Repo, listing: Listing, ignored: Collection[str]
     ) -> Iterator[tuple[str, tuple[Leaf | None, bytes]]]:
-        """Copy every file, and yield it with its content; one that is gone meanwhile is no part of the start."""
+        """Copy every file, and yield it with its content; a file removed meanwhile is not part of the baseline."""
         with closing(_Source(str(self.original), listing)) as source:
             for path, facts in listing.files:
                 if self._scope.stopped():
@@ -296,7 +296,7 @@ class Workspace:
         return leaf, data
 
     def _is_private(self, path: str) -> bool:
-        """Whether the file, or a folder that it is in, may not be read; what cannot be judged may not."""
+        """Return True if the file, or a folder above it, may not be read; also if its path cannot be matched."""
         if self._unread is None:
             return False
         ends = [place for place, letter in enumerate(path) if letter == "/"]
@@ -306,7 +306,7 @@ class Workspace:
             return True
 
     def _read_private(self) -> Iterator[bytes]:
-        """Yield the commands that store what the agent's repository may not have."""
+        """Yield the commands that store the private files, which the agent's repository may not have."""
         for path in self._private:
             found = read_leaf(f"{self.root}/{path}", os.lstat(f"{self.root}/{path}"), sha256=False)
             assert found is not None, "we have just made it"
@@ -322,7 +322,7 @@ class Workspace:
             try:
                 found = read_leaf(f"{self.original}/{path}", facts, sha256=sha256)
             except FileNotFoundError:
-                continue  # Somebody works here; what is gone before we looked is not part of the start.
+                continue  # The file was removed since the listing, so it is not part of the baseline.
             except OSError as error:
                 raise self._scope.cannot("read", path, error) from error
             if found is not None:
@@ -339,7 +339,7 @@ class Workspace:
     # What has changed -------------------------------------------------------------------------------------------------
 
     def difference(self) -> Patch:
-        """Write what has changed to `patch.diff` in the run's folder, with what `apply_patch` needs beside it.
+        """Write the changes to `patch.diff` in the run's folder, and beside it the record that `apply_patch` needs.
 
         Raises:
             WorkspaceError: `execution_workspace_error`, the tree cannot be read or git fails.
@@ -362,13 +362,13 @@ class Workspace:
         )
 
     def snapshot(self, branch: str) -> tuple[StoredState | None, Changes]:
-        """Store how the workspace differs from its start now; None if it does not. The agent may be at work.
+        """Store how the workspace differs from its baseline; None if it does not. The agent may be at work meanwhile.
 
         Raises:
-            WorkspaceError: as `difference`.
+            WorkspaceError: as for `difference`.
         """
         staged, repo, changes = self.mode == "staged", self.repo, Changes()
-        # What `include` did not name was not copied, but the agent may have made it anew.
+        # Files outside of `include` were not copied, but the agent may have made new ones there.
         include = None if staged else self._scope.include
         scope = msgspec.structs.replace(self._scope, code=_RESULT, include=include, mend=staged)
         try:
@@ -393,7 +393,7 @@ class Workspace:
             yield state_commands(branch, changes.before, changes.after)
 
     def _leave_out(self, listing: Listing) -> None:
-        """Take new files out of the listing that would meet something of the original that was not staged."""
+        """Remove new files from the listing whose path exists in the original, but was not staged."""
         if self.mode == "staged" and (self._scope.include is not None or self._special):
             hidden = {path for path, _ in listing.files if self._is_hidden(path)}
             listing.unselected += sorted(hidden)
@@ -406,16 +406,16 @@ class Workspace:
         return (missed or path in self._special) and os.path.lexists(self.original / path)
 
     def _require_root(self) -> None:
-        """Refuse a root that is another folder than it was: a link in its place may point anywhere."""
+        """Refuse a root that was replaced by another folder or a link, which may point anywhere. Raises OSError."""
         facts = os.lstat(self.root)
         if (facts.st_dev, facts.st_ino) != self._identity:
             raise OSError(errno.ESTALE, "replaced by another folder", str(self.root))
 
     def drop_ignored(self) -> int:
-        """Remove what git's rules ignore from the copy, as it is not to travel; how many files that were. Blocking.
+        """Remove git-ignored files from the copy before it is archived; return their number. Blocking.
 
         Raises:
-            WorkspaceError: `workspace_staging_failed`, one cannot be removed.
+            WorkspaceError: `workspace_staging_failed`, a file cannot be removed.
         """
         assert self.mode == "staged", "an original is not written to"
         dropped = [path for path, known in self._baseline.known.items() if not known.tracked]
@@ -450,19 +450,19 @@ def open_workspace(
     unread: Sequence[str] = (),
     travels: bool = False,
 ) -> Workspace:
-    """Make a place to work in, and remember how it was. Blocking; where it fails nothing is left in `stage_dir`.
+    """Make a workspace, and record its baseline. Blocking; if it fails, nothing of it is left in `stage_dir`.
 
     Args:
-        root: the original; never written here.
-        include: globs on the relative path; empty means all. For a copy alone: in `pass_through` it would hide changes.
-        exclude: globs, stronger than `include`; a folder is left out with all in it.
+        root: the original; this function does not write to it.
+        include: globs on the relative path; empty means all. Only for a copy: in `pass_through` it would hide changes.
+        exclude: globs, stronger than `include`; a matching folder is left out with its content.
         run_dir: the run's own folder, for the patch.
-        stage_dir: a folder for this run alone, new or empty, which `close` (or `collect`) removes.
-        tree: the folder in it for the copy; there already, with at most the beginning of its `.git`, or not.
-        quota: bytes are those written, so a hole costs nothing.
-        stopped: asked before each file and while git is at work, also later on; true ends the work with an error.
-        state: the folder that holds all of ours; where it lies in the workspace it is no part of it.
-        unread: globs of files that the repository in the copy is not to hold.
+        stage_dir: a folder only for this run, new or empty; `close` or `collect` removes it.
+        tree: the folder for the copy in `stage_dir`; missing, or with at most the beginning of its `.git`.
+        quota: limits; only written bytes count, so holes in files do not.
+        stopped: called before each file and while git runs, also by later methods; True stops with an error.
+        state: the control plane's state folder; if it is inside of the workspace, it is left out.
+        unread: globs of files that the repository in the copy must not contain.
         travels: the copy is sent to another machine, so its repository must not need the original's.
 
     Raises:
@@ -492,25 +492,25 @@ def open_workspace(
 
 
 def collect(stage_dir: Path) -> None:
-    """Remove what a control plane that was killed has left of a run's staging; missing is fine.
+    """Remove a run's staging folder, also one that a killed control plane left; do nothing if it is missing.
 
     Raises:
-        WorkspaceError: `execution_workspace_error`, something in it is held by a mount or another user.
+        WorkspaceError: `execution_workspace_error`, a mount or another user's file in it prevents that.
     """
     remove_tree(stage_dir)
 
 
 def slim(run_dir: Path) -> None:
-    """Keep only the run's states of its repository; without any, remove it; missing is fine. Raises WorkspaceError."""
+    """Reduce the run's repository to the run's states, or remove it if it is incomplete. Raises WorkspaceError."""
     place = run_dir / REPO_NAME
     if (place / "config").exists():
         Repo(place).slim()
     else:
-        remove_tree(place)  # It was cut off while it was made.
+        remove_tree(place)  # Its creation was interrupted.
 
 
 NAME_A_FOLDER: Final = "name an existing folder (--root, or workspace.root of the order)"
-"""What to do about a workspace that is not there."""
+"""Hint of the error for a workspace that does not exist."""
 
 
 def find_original(root: Path) -> Path:
@@ -530,7 +530,7 @@ def find_original(root: Path) -> Path:
 
 
 def _about(error: OSError, otherwise: Path) -> str:
-    # The name may also be a handle's number or bytes, by the call that failed.
+    # Depending on the call that failed, `filename` may also be a handle's number or bytes.
     return error.filename if isinstance(error.filename, str) else str(otherwise)
 
 
@@ -542,6 +542,6 @@ def _make_folders(run_dir: Path, stage_dir: Path, tree: Path) -> None:
 
 
 def _exclude_line(path: str) -> bytes:
-    """Name one file in git's ignore language."""
+    """Return a line for `info/exclude` that ignores this file; empty if its name has a line break."""
     escaped = b"".join(b"\\" + bytes((byte,)) if byte in b"\\*?[ !#" else bytes((byte,)) for byte in os.fsencode(path))
     return b"" if b"\n" in escaped else b"/" + escaped + b"\n"
