@@ -287,7 +287,7 @@ def cut(file: SessionFile, at: int) -> SessionFile:
     """Return a copy of a session cut after its first `at` messages; cleared turns do not count.
 
     Raises:
-        ConfigError: `config_invalid`, it has not so many.
+        ConfigError: `config_invalid`, it has fewer messages.
     """
     there = sum(len(turn.messages) for turn in file.turns[file.cleared :])
     if type(at) is not int or not 0 <= at <= there:

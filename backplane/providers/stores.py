@@ -39,20 +39,20 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
     vendor: str
     id: str
-    """Id by the vendor."""
+    """The vendor's id of the conversation."""
     root: str | None = None
     """Folder that the conversation worked on."""
     model: str | None = None
     messages: tuple[Message, ...] = ()
     losses: tuple[str, ...] = ()
-    """What is in the record and not among the messages."""
+    """Descriptions of what the record has, but the messages lack."""
 
 
 def import_stored(vendor: str, name: str, backend: str, environ: Mapping[str, str]) -> SessionFile:
     """Read a conversation from a vendor's store as a session, without secrets; blocking.
 
     Args:
-        name: as `read_stored` takes it.
+        name: see `read_stored`.
         backend: name of the backend that continues it.
 
     Raises:

@@ -72,7 +72,7 @@ class ModelTurn(msgspec.Struct, frozen=True, kw_only=True):
     usage: TokenCounts | None = None
     """None if the service did not report it."""
     model: str | None = None
-    """The service's name of it."""
+    """The service's name of the model; None if it did not report one."""
     losses: tuple[Loss, ...] = ()
     """All losses of this turn, reported or not."""
     tries: int = 1
@@ -83,7 +83,7 @@ class ModelTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def proof(self) -> str | None:
-        """The vendor's signature of the words; the last one covers all before it."""
+        """The vendor's signature of the text; the last one covers all text before it."""
         proofs = [part.signature for part in self.message.parts if isinstance(part, Text) and part.signature]
         return proofs[-1] if proofs else None
 
@@ -101,7 +101,7 @@ class ModelClient:
     Args:
         parallel: let the model call several tools in one turn.
         stream: ask for streams; an answer in one document is read, too.
-        dialect: dialect of the service's documents (default: the protocol's own).
+        dialect: dialect of the service's documents; by default the protocol's own.
     """
 
     def __init__(self, upstream: Upstream, *, parallel: bool = False, stream: bool = True,
@@ -112,7 +112,7 @@ class ModelClient:
         self.protocol = upstream.endpoint.protocol
         self.dialect = dialect or PROTOCOLS[self.protocol].dialect
         self.keeps_limit = False
-        """Never remove the limit of the answer's length from a request, because a budget was reserved by it."""
+        """True to never remove the limit of the answer's length, because the budget was reserved for that length."""
         self.taken: tuple[str, ...] = ()
         """Rungs that earlier turns needed."""
         self.on_lost: Callable[[dict[str, Any]], Awaitable[bool]] | None = None
@@ -325,7 +325,7 @@ class _Attempt:
         )
         if not parts and reply.media_type == "application/json":
             raise UpstreamError(reply.nothing())
-        # Every protocol has a last word. Without it, and with nothing else to show an end, the rest may be missing.
+        # Every protocol marks the end of an answer. If the mark is missing, part of the answer may be missing.
         if is_cut or not parts or not reply.is_whole:
             where = (
                 "before it said anything"

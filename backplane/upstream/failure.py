@@ -339,7 +339,7 @@ def retry_after_s(headers: Mapping[str, str], document: Json, now: datetime) -> 
 
 
 def _resets(headers: Mapping[str, str]) -> Iterator[str]:
-    """Yield the ends of the limits of which nothing is left, as the service writes them.
+    """Yield the reset times of used-up rate limits, as the service writes them.
 
     Anthropic writes times (RFC 3339) and, for plans, Unix times; OpenAI writes durations such as `6m0s`; gateways write
     seconds or Unix times. Read on 2026-11-28.

@@ -19,11 +19,11 @@ from backplane.upstream.failure import INVALID, UpstreamFailure
 from backplane.upstream.rewrites import Change, Request, offered_tools
 
 WAIT_S_MAX: Final = 30.0
-"""Longest pause before a repeat. Past half a minute another upstream is the better bet."""
+"""Maximum seconds before a repeat; if more is needed, another upstream is the better choice."""
 
 
 class Rung(msgspec.Struct, frozen=True):
-    """One thing that a service may not take."""
+    """One feature of a request that a service may not support."""
 
     name: str
     words: str
@@ -79,10 +79,10 @@ WITHOUT_TOOLS: Final = "no-tools"
 """Rung that leaves out all tools."""
 
 LEFT_OUT: Final = "without-tool "
-"""Rung that leaves out one tool, whose name follows."""
+"""Prefix of a rung that leaves out one tool; the tool's name follows."""
 
 TOOLS_LEFT_OUT_MAX: Final = 8
-"""Most tools left out one by one in a run; each costs a request, and a service that refuses more wants another list."""
+"""Maximum tools left out one by one in a run, because each costs a request."""
 
 _TOOL_PLACE: Final = re.compile(r"(?<!\w)tools[.\[/](\d+)\]?([./]function_?declarations[.\[/](\d+))?", re.IGNORECASE)
 _PLAIN: Final = r"content.{0,40}(string|str\b)|(list|array).{0,40}content"
@@ -182,7 +182,7 @@ def prepare(protocol: str, request: Request, *, parallel: bool) -> tuple[Request
 
 
 def climb(protocol: str, request: Request, taken: tuple[str, ...]) -> Request:
-    """Write a request as far down the ladder as earlier ones had to go."""
+    """Return the request, changed by the rungs that earlier requests needed."""
     left_out = [_without_tool(name.removeprefix(LEFT_OUT)) for name in taken if name.startswith(LEFT_OUT)]
     for rung in (*LADDERS[protocol], *left_out):
         if rung.name in taken:
