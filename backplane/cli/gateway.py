@@ -100,7 +100,9 @@ async def _run_program(
     from backplane.process.spawn import spawn_foreground
 
     pointed = PROGRAMS[args.program](gateway.url, key, [row.name for row in gateway.routes.models()])
-    env = {name: value for name, value in environ.items() if name not in pointed.without} | pointed.env
+    # The program's commands could read the keys of the services.
+    without = {*pointed.without, *(name for one in gateway.routes.endpoints() for name in one.variables)}
+    env = {name: value for name, value in environ.items() if name not in without} | pointed.env
     first, *rest = args.command
     command = StartCommand(argv=(first, *pointed.arguments, *rest), env=env, cwd=str(streams.folder()))
     program = spawn_foreground(command)

@@ -40,6 +40,11 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+def month() -> str:
+    """Return the calendar month in UTC, as `2026-11`."""
+    return time.strftime("%Y-%m", time.gmtime())
+
+
 class TooMany(BackendError):
     """A client has reached one of its limits; `retry_after_s` says when it may try again."""
 
@@ -58,6 +63,8 @@ class Client:
     def __init__(self, name: str, settings: GatewayClientSettings, spent: int = 0) -> None:
         self.name, self._settings = name, settings
         self.spent = spent
+        """Cost of this month's exchanges so far, in millionths of a dollar."""
+        self._month = month()
         self.reserved = 0
         """Cost of the open exchanges, each at the most that it can cost."""
         self._open = 0
@@ -111,6 +118,8 @@ class Client:
         """
         if self.budget is None:
             return 0
+        if self._month != month():
+            self._month, self.spent = month(), 0
         if price is None or at_most is None:
             raise PolicyError(
                 "policy_denied", f"this key has a budget, and the price of {model} is unknown",

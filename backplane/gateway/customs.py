@@ -49,7 +49,7 @@ def lifted(document: dict[str, Any]) -> dict[str, Any]:
         return document
     once: dict[Any, Any] = {}
     for tool in _flat([*tools, *more]):
-        once.setdefault(tool.get("name", len(once)), tool)
+        once.setdefault(str(tool.get("name", len(once))), tool)
     rest = [item for item in items if _kind(item) != "additional_tools"]
     return {**document, "tools": list(once.values()), **({"input": rest} if items else {})}
 

@@ -111,11 +111,12 @@ class Exchange:
         document: the request; `body` is the same in bytes.
         headers: the client's, by names in lower case.
         is_strict: refuse a translation that loses something.
+        owner: name of the client, whose proofs are its own.
     """
 
     def __init__(
         self, call: ClientCall, document: dict[str, Any], body: bytes, headers: Mapping[str, str], *,
-        services: Services, proofs: Proofs, is_strict: bool,
+        services: Services, proofs: Proofs, is_strict: bool, owner: str = "",
     ) -> None:  # fmt: skip
         self.call, self.document, self.body = call, document, body
         self.stream = stream_of(call, document)
@@ -125,6 +126,7 @@ class Exchange:
         }
         self._services, self._proofs, self._is_strict = services, proofs, is_strict
         self._customs: frozenset[str] = frozenset()
+        self._owner = owner
 
     async def run(self, targets: Sequence[ModelTarget], reply: ReplySink) -> None:
         """Ask the services in order until one answers.
@@ -139,6 +141,11 @@ class Exchange:
             try:
                 await self._ask(target, reply)
                 return
+            except TranslationError:
+                # Another service may speak a dialect that can say it.
+                if reply.has_content or place == len(targets) - 1:
+                    raise
+                self.report.tried += (f"{target.backend}: not translated",)
             except UpstreamError as error:
                 is_last = place == len(targets) - 1
                 if reply.has_content or is_last or error.failure.code not in MOVABLE:
@@ -186,6 +193,10 @@ class Exchange:
         options = self.document.get("stream_options")
         return not (isinstance(options, dict) and options.get("include_usage"))
 
+    def _account(self, target: ModelTarget) -> str:
+        """Return what proofs are bound to: a client, a service and the key that asks it."""
+        return f"{self._owner} {target.endpoint.base_url} {hash(target.endpoint.key)}"
+
     def _translated(self, target: ModelTarget) -> tuple[dict[str, Any], tuple[Loss, ...]]:
         """Write the request in the dialect of a service, and name what that loses.
 
@@ -212,7 +223,7 @@ class Exchange:
         losses = tuple(loss for loss in (*named, *rest) if loss.is_material and loss.path not in OURS)
         if self._is_strict:
             check_losses(losses, "fail")
-        return self._proofs.restore(account(target), target.dialect, request), losses
+        return self._proofs.restore(self._account(target), target.dialect, request), losses
 
     async def _once(
         self, target: ModelTarget, request: dict[str, Any], losses: tuple[Loss, ...], reply: ReplySink, *, is_own: bool
@@ -226,6 +237,7 @@ class Exchange:
         else:
             body = encode(body_of(endpoint, request, stream=self.stream))
         self.report.was_asked, self.report.losses = True, losses
+        self.report.tokens, self.report.failure = None, None  # Of an attempt before.
         async with self._services.post(endpoint, url, headers, body) as response:
             reader = (
                 Passing(target, response, hides_usage=self._asks_usage(target))
@@ -238,7 +250,7 @@ class Exchange:
                 self.report.tokens = reader.tokens
                 self.report.losses = (*losses, *reader.losses)
         if isinstance(reader, Translating) and reader.answer is not None:
-            self._proofs.keep(account(target), target.dialect, reader.answer)
+            self._proofs.keep(self._account(target), target.dialect, reader.answer)
 
     async def _read(self, reader: Passing | Translating, response: httpx.Response, reply: ReplySink) -> None:
         """Hand an answer on, from its first content; before that, a failure leaves room for the next service.
@@ -304,16 +316,14 @@ def without_billing(message: Message) -> Message | None:
     return msgspec.structs.replace(message, parts=parts) if parts else None
 
 
-def account(target: ModelTarget) -> str:
-    """Return what proofs are bound to: a service and the key that asks it."""
-    return f"{target.endpoint.base_url} {hash(target.endpoint.key)}"
-
-
 def asked_tokens(document: Mapping[str, Any]) -> int | None:
     """Return the most tokens of the answer that a request asks for; None if it says none."""
     config = document.get("generationConfig")
-    found = [*map(document.get, _LIMITS), config.get("maxOutputTokens") if isinstance(config, dict) else None]
-    return next((one for one in found if type(one) is int and one > 0), None)
+    inner = config if isinstance(config, dict) else {}
+    limits = [*map(document.get, _LIMITS), inner.get("maxOutputTokens")]
+    counts = [document.get("n"), inner.get("candidateCount"), 1]
+    most = max((one for one in limits if type(one) is int and one > 0), default=None)
+    return None if most is None else most * max(one for one in counts if type(one) is int)
 
 
 def with_query(url: str, query: str) -> str:

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, unquote
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.dialects import framing
 
 Action = Literal["generate", "count", "models", "hello"]
 
@@ -42,8 +43,24 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
     """Writes the list of models."""
     model: Callable[[ModelRow], Json]
     """Writes one model."""
+    has_failed_end: bool = False
+    """True if the clients wait for an event of its own after a failure."""
     own_headers: tuple[str, ...] = ()
     """Beginnings of headers that belong to the interface and go to a service of the same dialect."""
+
+    def stream_error(self, code: str, message: str, body: bytes) -> bytes:
+        """Return an error inside a stream.
+
+        Args:
+            body: the error as the answer to a request.
+        """
+        if self.has_failed_end:
+            response = {"id": "resp_failed", "object": "response", "status": "failed", "output": [],
+                        "error": {"code": code, "message": message}}  # fmt: skip
+            event = {"type": "response.failed", "sequence_number": 0, "response": response}
+            return framing.sse_bytes(event, "response.failed")
+        head = b"event: error\n" if self.dialect == "claude" else b""
+        return head + b"data: " + body + b"\n\n"
 
 
 class ClientCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +175,7 @@ CHAT: Final = Front(
     name="chat", dialect="openai", error=_openai_error, id_header="x-request-id", ping=_COMMENT,
     models=_openai_models, model=_openai_model, own_headers=("openai-", "x-session-"),
 )  # fmt: skip
-RESPONSES: Final = msgspec.structs.replace(CHAT, name="responses", dialect="codex")
+RESPONSES: Final = msgspec.structs.replace(CHAT, name="responses", dialect="codex", has_failed_end=True)
 MESSAGES: Final = Front(
     name="messages", dialect="claude", error=_anthropic_error, id_header="request-id",
     ping=b'event: ping\ndata: {"type": "ping"}\n\n', models=_anthropic_models, model=_anthropic_model,

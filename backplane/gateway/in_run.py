@@ -31,9 +31,13 @@ class RunEntry:
     def __init__(self, keeper: RunGateway) -> None:
         self._keeper = keeper
 
-    def end(self, work: Exchange, status: int | None, error: BackplaneError | None, *, is_left: bool) -> None:
+    def end(
+        self, work: Exchange, status: int | None, error: BackplaneError | None, *, is_left: bool, is_over: bool
+    ) -> None:
         """Count its tokens and losses."""
-        self._keeper.count(work, status, is_whole=error is None and not is_left and work.report.failure is None)
+        self._keeper.count(
+            work, status, is_whole=error is None and is_over and not is_left and work.report.failure is None
+        )
 
 
 class RunGateway:

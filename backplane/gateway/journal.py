@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -143,14 +143,33 @@ def _take_over(folder: Path) -> tuple[dict[str, int], int]:
     spent: dict[str, int] = {}
     month, interrupted = now()[:7], 0
     for path in sorted(folder.glob("*.jsonl")):
-        open_now, charged = _read(path, month)
-        for client, amount in charged.items():
-            spent[client] = spent.get(client, 0) + amount
-        for line in open_now.values():
-            # Whether of a dead start or of one that still runs beside this one, what is open may cost all of it.
-            spent[line.client] = spent.get(line.client, 0) + line.reserved
-        interrupted += _close(path, open_now) if open_now else 0
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            is_over = _try_lock(fd)  # Before reading: otherwise two starts would both end what is open.
+            open_now, charged = _read(path, month)
+            for client, amount in charged.items():
+                spent[client] = spent.get(client, 0) + amount
+            for line in open_now.values():
+                # Whether of a dead start or of one that runs beside this one: it may cost all of it.
+                spent[line.client] = spent.get(line.client, 0) + line.reserved
+                if is_over:
+                    interrupted += 1
+                    end = ExchangeEnd(
+                        id=line.id, at=now(), client=line.client, end="interrupted", charged=line.reserved
+                    )
+                    _append(fd, end)
+        finally:
+            os.close(fd)
     return spent, interrupted
+
+
+def _try_lock(fd: int) -> bool:
+    """Lock a file; return False if its start still runs."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _read(path: Path, month: str) -> tuple[dict[str, ExchangeBegin], dict[str, int]]:
@@ -165,23 +184,3 @@ def _read(path: Path, month: str) -> tuple[dict[str, ExchangeBegin], dict[str, i
         if line.at.startswith(month):
             charged[line.client] = charged.get(line.client, 0) + line.charged
     return open_now, charged
-
-
-def _close(path: Path, open_now: dict[str, ExchangeBegin]) -> int:
-    """Write an end for each open exchange, unless the file's start still runs; return their number."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return 0
-        for line in open_now.values():
-            _append(fd, ExchangeEnd(id=line.id, at=now(), client=line.client, end="interrupted", charged=line.reserved))
-        return len(open_now)
-    finally:
-        os.close(fd)
-
-
-def described(line: Line) -> dict[str, Any]:
-    """Return a line as plain data."""
-    return dict(msgspec.to_builtins(line))

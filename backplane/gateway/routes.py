@@ -15,7 +15,7 @@ from backplane.gateway.fronts import ClientCall, ModelRow
 from backplane.upstream.cost import Price, read_price
 from backplane.upstream.endpoint import PROTOCOLS, VARIABLE, Endpoint, with_keys
 from backplane.upstream.presets import HOST, PRESETS, read_options, with_address
-from backplane.upstream.prices import facts_of, price_of
+from backplane.upstream.prices import facts_of, known_models, price_of
 
 USUAL: Final[Mapping[str, tuple[str, ...]]] = {
     "anthropic": ("claude-*",),
@@ -92,21 +92,28 @@ class ModelRoutes:
 
     def targets(self, model: str) -> tuple[ModelTarget, ...]:
         """Return the services for a model's name, in the order in which they are asked; empty if there is none."""
-        routes = self._table.get(model)
-        if routes is None:
-            globs = (
-                found for glob, found in self._table.items() if GLOB.search(glob) and fnmatch.fnmatchcase(model, glob)
-            )
-            routes = next(globs, ())
-        return tuple(self._target(one, model) for one in routes)
+        return tuple(self._target(one, model) for one in self._routes(model))
+
+    def _routes(self, model: str) -> tuple[str, ...]:
+        if model in self._table:
+            return self._table[model]
+        globs = (rows for glob, rows in self._table.items() if GLOB.search(glob) and fnmatch.fnmatchcase(model, glob))
+        return next(globs, ())
 
     def models(self) -> list[ModelRow]:
-        """Return the models that have a name of their own; a pattern has none."""
-        rows = []
-        for name, routes in self._table.items():
-            if not GLOB.search(name):
-                rows.append(ModelRow(name, facts_of(self._target(routes[0], name).model).context_tokens))
-        return rows
+        """Return the models by name: those of the table, and a vendor's own models that a pattern matches."""
+        names = [name for name in self._table if not GLOB.search(name)]
+        listed = [glob for glob, routes in self._table.items() if GLOB.search(glob) and self._is_listed(routes[0])]
+        names += [name for name in known_models() if any(fnmatch.fnmatchcase(name, glob) for glob in listed)]
+        return [
+            ModelRow(name, facts_of(self._target(self._routes(name)[0], name).model).context_tokens)
+            for name in dict.fromkeys(names)
+        ]
+
+    def _is_listed(self, route: str) -> bool:
+        """Return True if a route keeps the names of a vendor's own models."""
+        endpoint = self._endpoint(route.partition("/")[0], route)
+        return endpoint.listed and "/" not in route and endpoint.model is None
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         """Return all services of the table."""

@@ -6,6 +6,7 @@ for the agent of a run.
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 import zlib
@@ -75,6 +76,10 @@ class ClientReply:
 
     async def begin(self, status: int, headers: Headers) -> None:
         """Send the head, unless it was sent."""
+        async with self._lock:
+            await self._begin(status, headers)
+
+    async def _begin(self, status: int, headers: Headers) -> None:
         if self.status is not None:
             return
         self.status = status
@@ -110,7 +115,7 @@ class ClientReply:
                 await anyio.sleep(wait)
                 continue
             async with self._lock:
-                await self.begin(200, [("content-type", "text/event-stream")])
+                await self._begin(200, [("content-type", "text/event-stream")])
                 await self._client.send(h11.Data(data=self.front.ping))
                 self._last = time.monotonic()
 
@@ -121,8 +126,7 @@ class ClientReply:
         if self.status is None:
             await self.whole(status, headers, body)
         elif not self.has_content:
-            head = b"event: error\n" if self.front is fronts.MESSAGES else b""
-            await self.piece(head + b"data: " + body + b"\n\n")
+            await self.piece(self.front.stream_error(error.code, words, body))
 
 
 UserT = TypeVar("UserT")
@@ -131,12 +135,15 @@ UserT = TypeVar("UserT")
 class Entry(Protocol):
     """The record of one exchange."""
 
-    def end(self, work: Exchange, status: int | None, error: BackplaneError | None, *, is_left: bool) -> None:
+    def end(
+        self, work: Exchange, status: int | None, error: BackplaneError | None, *, is_left: bool, is_over: bool
+    ) -> None:
         """Note its end.
 
         Args:
             status: HTTP status that was sent; None before the head.
             is_left: True if the client has gone.
+            is_over: False if the gateway ends before the exchange.
         """
         ...
 
@@ -237,6 +244,8 @@ class FrontServer(Generic[UserT]):
         except (OSError, h11.ProtocolError):
             raise
         except Exception as error:
+            if reply.has_content:
+                raise ConnectionAbortedError("an answer that broke off has no end") from error
             await self._fail(reply, unforeseen(error))
         await reply.end()
 
@@ -268,7 +277,7 @@ class FrontServer(Generic[UserT]):
         exchange: str,
     ) -> None:  # fmt: skip
         if call.action == "hello":
-            await reply.whole(200, [], b"{}\n")
+            await reply.begin(200, [("content-length", "0")])
             return
         user = self._keeper.admit(fronts.given_key(headers, call.query))
         if call.action == "models":
@@ -319,8 +328,9 @@ class FrontServer(Generic[UserT]):
             work: Any = targets[0].work(call, document, body)
         else:
             work = Exchange(
-                call, document, body, headers, services=self._services, proofs=self._proofs, is_strict=self._is_strict
-            )
+                call, document, body, headers, services=self._services, proofs=self._proofs,
+                is_strict=self._is_strict, owner=getattr(user, "name", ""),
+            )  # fmt: skip
         with self._keeper.entry(user, id, model, work, targets) as entry:
             self._open += 1
             try:
@@ -334,11 +344,12 @@ class FrontServer(Generic[UserT]):
     ) -> None:  # fmt: skip
         """Answer, and stop the service if the client goes away; write the end in any case."""
         error: BackplaneError | None = None
-        is_left = True
+        is_left, is_over = False, False
 
         async def end_with_client() -> None:
             nonlocal is_left
             await _gone(end)
+            is_left = True
             scope.cancel()  # Otherwise the model would go on.
 
         try:
@@ -346,17 +357,18 @@ class FrontServer(Generic[UserT]):
                 pings = work.stream and not work.call.as_array
                 async with beside(end_with_client, *([reply.keep_alive] if pings else [])):
                     await work.run(targets, reply)
-                is_left = False
+            is_over = True
         except BackplaneError as failed:
-            error, is_left = failed, False
+            error, is_over = failed, True
             raise
-        except OSError:
+        except OSError:  # The client's end is broken.
+            is_left = True
             raise
         except Exception as fault:
-            error, is_left = unforeseen(fault), False
+            error, is_over = unforeseen(fault), True
             raise
         finally:
-            entry.end(work, reply.status, error, is_left=is_left)
+            entry.end(work, reply.status, error, is_left=is_left, is_over=is_over)
         if is_left:
             raise ConnectionResetError("the client has gone")
 
@@ -365,15 +377,10 @@ class FrontServer(Generic[UserT]):
 
 
 async def _gone(end: socket.socket) -> None:
-    """Wait until the client has closed its connection."""
-    while True:
-        try:
-            if end.recv(1, socket.MSG_PEEK) == b"":
-                return
-        except BlockingIOError:
-            pass
-        except OSError:
-            return
+    """Wait until the client has closed its connection, whether it has sent more requests or not."""
+    poll = select.poll()
+    poll.register(end, select.POLLRDHUP)
+    while not poll.poll(0):
         await anyio.sleep(GONE_LOOK_S)
 
 

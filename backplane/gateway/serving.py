@@ -15,17 +15,18 @@ from backplane.errors import BackplaneError, TranslationError
 from backplane.gateway.clients import Client, Clients
 from backplane.gateway.exchange import Exchange, asked_tokens
 from backplane.gateway.fronts import ModelRow
-from backplane.gateway.journal import ExchangeBegin, ExchangeEnd, ExchangeJournal, Outcome, now
+from backplane.gateway.journal import LOSSES_MAX, ExchangeBegin, ExchangeEnd, ExchangeJournal, Outcome, now
 from backplane.gateway.routes import AgentTarget, Answering, ModelRoutes
 from backplane.gateway.server import FrontServer
 from backplane.gateway.service import Services
 from backplane.process.aio import beside, visited
-from backplane.sandbox.http import CONNECTIONS_MAX
-from backplane.upstream.cost import actual, most
+from backplane.upstream.cost import HIDDEN_TOKENS, actual, most
 from backplane.upstream.failure import UpstreamError
 
-ANSWER_TOKENS: Final = 32_768
-"""Tokens that an answer without a limit is reserved for; the longest answers of today's models."""
+CONNECTIONS_MAX: Final = 1024
+"""Open connections of all clients; further ones wait. Most are kept without a request."""
+ANSWER_TOKENS: Final = 131_072
+"""Tokens that an answer without a limit is reserved for; the longest answers of today's models have as many."""
 TOKEN_BYTES: Final = 2
 """Bytes of a request for each token that is reserved for it; real texts have three to four."""
 
@@ -89,9 +90,10 @@ class Gateway:
         """Reserve the dearest of the services. Raises PolicyError."""
         if user.budget is None:
             return 0
-        size, asked = len(work.body), asked_tokens(work.document) or ANSWER_TOKENS
-        costs = [None if one.price is None else most(one.price, size // TOKEN_BYTES + 1, asked) for one in targets]
-        at_most = None if None in costs else max(one for one in costs if one is not None)
+        size, asked = len(work.body) // TOKEN_BYTES + HIDDEN_TOKENS, asked_tokens(work.document) or ANSWER_TOKENS
+        costs = [None if one.price is None else most(one.price, size, asked) for one in targets]
+        # All of them, as an answer that failed half-way may be billed, too.
+        at_most = None if None in costs else sum(one for one in costs if one is not None)
         return user.reserve(targets[0].price if at_most is not None else None, at_most, targets[0].model)
 
 
@@ -113,17 +115,21 @@ class _Entry:
             self._user.settle(self._reserved, 0)
             raise
 
-    def end(self, work: Exchange, status: int | None, error: BackplaneError | None, *, is_left: bool) -> None:
+    def end(
+        self, work: Exchange, status: int | None, error: BackplaneError | None, *, is_left: bool, is_over: bool
+    ) -> None:
         """Write the last line, and settle the budget."""
         report, target = work.report, work.report.target
         cost = report.cost
         if cost is None and target is not None:
             cost = actual(target.price, report.tokens)
+        is_whole = error is None and report.failure is None and is_over and not is_left
+        cost = cost if is_whole else None  # The counters of a part may be too low.
         if not report.was_asked or (isinstance(error, UpstreamError) and not error.failure.may_cost):
             cost = 0
         charged = 0
         if self._user.budget is not None:
-            charged = (self._reserved if cost is None else cost) + self._reserved * report.lost
+            charged = self._reserved if cost is None or report.lost else cost
         self._user.settle(self._reserved, charged)
         tokens = None
         if report.tokens is not None:
@@ -131,19 +137,20 @@ class _Entry:
             tokens = {name: count for name, count in counts.items() if count is not None}
         words = error.message if error is not None else report.failure
         with suppress(BackplaneError):  # A full disk: the next start closes the entry.
+            outcome = _outcome(error, report.failure, is_left=is_left, is_over=is_over)
             self._journal.write(ExchangeEnd(
-                id=self._id, at=now(), client=self._user.name, end=_outcome(error, report.failure, is_left),
+                id=self._id, at=now(), client=self._user.name, end=outcome,
                 status=status, backend=None if target is None else target.backend,
                 model=None if target is None else target.model, tried=report.tried, tokens=tokens, cost=cost,
                 charged=charged, ms=round((time.monotonic() - self._began) * 1000), losses=len(report.losses),
-                lost=tuple(f"{one.path or '/'} {one.kind} {one.code}" for one in report.losses[:20]),
+                lost=tuple(f"{one.path or '/'} {one.kind} {one.code}" for one in report.losses[:LOSSES_MAX]),
                 error=None if words is None else words[:400],
             ))  # fmt: skip
 
 
-def _outcome(error: BackplaneError | None, failure: str | None, is_left: bool) -> Outcome:
-    if is_left:
-        return "left"
+def _outcome(error: BackplaneError | None, failure: str | None, *, is_left: bool, is_over: bool) -> Outcome:
+    if is_left or not is_over:
+        return "left" if is_left else "interrupted"
     if isinstance(error, UpstreamError) and error.failure.status is not None and 400 <= error.failure.status < 500:
         return "refused"
     if isinstance(error, TranslationError):

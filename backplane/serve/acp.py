@@ -71,7 +71,7 @@ STOPS: Final[Mapping[str, str]] = {
 ALLOW, ALWAYS, REJECT = "allow", "allow_always", "reject"
 OPTIONS: Final[list[Json]] = [
     {"optionId": ALLOW, "name": "Allow", "kind": "allow_once"},
-    {"optionId": ALWAYS, "name": "Allow such calls in this run", "kind": "allow_always"},
+    {"optionId": ALWAYS, "name": "Allow such calls in this reply", "kind": "allow_always"},
     {"optionId": REJECT, "name": "Reject", "kind": "reject_once"},
 ]
 
@@ -119,8 +119,9 @@ class AcpAgent:
                 await self._pipe.run()
             tasks.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
-            for id in list(self._sessions):
-                await self._close(id)
+            async with anyio.create_task_group() as closing:
+                for id in list(self._sessions):
+                    closing.start_soon(self._close, id)
         return self._signal
 
     async def _watch_signals(self, work: anyio.CancelScope) -> None:
@@ -205,6 +206,8 @@ class AcpAgent:
                 await session.save()
             else:
                 file = await anyio.to_thread.run_sync(_stored, registry.plane.home, id)
+                if file.id != id:
+                    raise _WrongParams(f"no session {id[:80]!r} is stored")
                 session = await registry.get(file.provider).resume(file.id, wish)
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -239,8 +242,12 @@ class AcpAgent:
 
     async def _close(self, id: str) -> None:
         one = self._sessions.pop(id, None)
-        if one is not None:
+        if one is None:
+            return
+        one.is_cancelled = True
+        try:
             await one.session.close()
+        finally:
             await one.registry.__aexit__(None, None, None)
 
     async def set_mode(self, params: Mapping[str, Any]) -> Json:
@@ -251,7 +258,11 @@ class AcpAgent:
         if one.prompting:
             raise _WrongParams("a prompt is under way; cancel it before another backend continues")
         if mode != one.session.provider:
-            await one.session.handover(one.registry.get(mode))
+            one.prompting = True
+            try:
+                await one.session.handover(one.registry.get(mode))
+            finally:
+                one.prompting = False
         return {}
 
     def _find(self, params: Mapping[str, Any]) -> _Open:
@@ -281,7 +292,11 @@ class AcpAgent:
 
     async def _turn(self, one: _Open, said: UserMessage, asks: anyio.abc.TaskGroup) -> TurnOutcome:
         shown = _Shown()
+        was_sent = False
         async for event in one.session.send_message(said):
+            if one.is_cancelled and not was_sent:  # The request came before the turn could be interrupted.
+                was_sent = True
+                await one.session.interrupt()
             if isinstance(event, TurnOutcome):
                 asks.cancel_scope.cancel()
                 return event

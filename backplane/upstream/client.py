@@ -280,6 +280,8 @@ async def _refusal(response: httpx.Response, endpoint: Endpoint) -> RefusedAnswe
         text = f"{failure.message} (redirected to {cut_urls(where) or 'nowhere'}; keys are not sent there)"
         hint = moved_base(str(response.url), where) or failure.hint
         failure = msgspec.structs.replace(failure, message=text, hint=hint)
+    if endpoint.key:  # Some services repeat the key.
+        body = body.replace(endpoint.key.encode(), b"[key]")
     return RefusedAnswer(failure, body, response.headers)
 
 

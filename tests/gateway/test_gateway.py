@@ -247,10 +247,12 @@ def test_a_call_that_was_cut_never_ends_well(protocol: ProtocolName, size: int) 
     call = Call(name="write", input={"text": "x" * 4000})
     turn = Turn(text="I write", calls=(call,), pieces=20, fault=Fault(cut_after_bytes=size))
     for service in PROTOCOLS:
-        if service == protocol:
-            continue
         with ModelServer(turn) as server, gateway(all_of(server), {"m": service}) as gate:
-            status, found = said(gate, protocol, stream=True)
+            try:
+                status, found = said(gate, protocol, stream=True)
+            except http.client.IncompleteRead:  # In the same dialect the connection breaks, as at the service itself.
+                assert (service, gate.ends[0].end) == (protocol, "failed")
+                continue
             (end,) = gate.ends
         assert end.end == "failed", (service, found)
         assert status != 200 or any("error" in row for row in found), (service, found)
@@ -309,7 +311,7 @@ def test_an_answer_that_failed_before_another_service_answered_is_charged_too() 
             assert said(gate, MESSAGES, stream=True, max_tokens=100)[0] == 200
             (end,) = gate.ends
             (begin,) = [line for line in gate.lines if isinstance(line, ExchangeBegin)]
-    assert (end.cost, end.charged) == (2000, 2000 + begin.reserved)
+    assert (end.end, end.cost, end.charged) == ("complete", 2000, begin.reserved)
 
 
 def test_a_free_model_still_answers_when_the_budget_is_spent() -> None:

@@ -16,11 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from backplane.gateway.journal import ExchangeBegin, ExchangeEnd, lines_of
 from backplane.testing import Fault, ModelServer, Turn
-from tests.gateway.ground import KEY, Gate, all_of, gateway
+from tests.gateway.ground import KEY, Gate, all_of, backend, gateway
 from tests.gateway.test_gateway import BEARER, CHAT, GEMINI, MESSAGES, ask, said
 from tests.scripted import question
 
@@ -143,6 +144,20 @@ def test_a_redirect_is_not_followed_with_the_key() -> None:
         with ModelServer(Turn(fault=fault)) as server, gateway(all_of(server), {"m": CHAT}) as gate:
             assert said(gate)[0] >= 400
         assert other.requests == ()
+
+
+def test_a_service_that_repeats_its_key_gives_it_to_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b'{"error": {"message": "Incorrect API key provided: sk-of-the-service", "type": "invalid_request_error"}}'
+    fault = Fault(status=401, raw=body, headers={"content-type": "application/json"})
+    with ModelServer([Turn(fault=fault)] * 2) as server:
+        for service in (CHAT, MESSAGES):
+            row = backend(server, service, key_env="OF_THE_SERVICE")
+            row = msgspec.structs.replace(row, env={"OF_THE_SERVICE": "sk-of-the-service"})
+            with gateway({"a": row}, {"m": "a"}) as gate:
+                status, _, data = ask(gate, PATH, BODY)
+                record = [str(line) for line in gate.lines]
+            assert status == 401
+            assert "sk-of-the-service" not in data.decode() + str(record)
 
 
 def test_headers_of_a_service_come_by_a_list_of_allowed_ones() -> None:
