@@ -38,7 +38,7 @@ _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
 class Continuation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an order requests for its conversation: to keep it, to resume one, or to fork one."""
+    """The conversation that an order asks for: a kept one, a resumed one, or a fork."""
 
     keep: bool = False
     resume: str | None = None

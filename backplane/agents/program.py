@@ -42,7 +42,7 @@ _CONTROLS: Final = re.compile(
 
 
 class BegunProgram(msgspec.Struct, frozen=True):
-    """How an agent's program was started: the folder for its state, and its environment."""
+    """The start of an agent's program: the folder for its state, and its environment."""
 
     state: str
     env: dict[str, str]

@@ -92,7 +92,7 @@ class McpServer(msgspec.Struct, frozen=True):
 
 
 class ModelOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How an agent is given the name of its model."""
+    """The way in which an agent gets the name of its model."""
 
     variable: str | None = None
     """Environment variable for the model's name."""
@@ -181,7 +181,7 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: str | None = None
     """Mode that is set after the session is open, so that the agent asks before it acts."""
     model_by: ModelOption = ModelOption()
-    """How to set the agent's model: by a variable or arguments; by the protocol if there are neither."""
+    """Variable or arguments that set the agent's model; if there are neither, the protocol sets it."""
     usage: Literal["chunks", "record", "turn", "last_call", "none"] = "none"
     """Message in which the agent reports tokens."""
     tools: dict[str, str] = {}

@@ -186,7 +186,7 @@ def _spelled_out(pattern: str) -> list[str]:
         raise _invalid(pattern, f"is longer than {PATTERN_BYTES_MAX} bytes", "use a shorter pattern")
     place, variants, choices = 0, [""], list[str]()
     outer: list[tuple[list[str], list[str]]] = []
-    """For each open brace: the variants before it, and the choices so far of the brace around it."""
+    """Stack of open braces: the variants before each, and the choices so far of the brace around it."""
     while place < len(pattern):
         word = _WORD.match(pattern, place)
         if word is None:
