@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 import anyio
@@ -32,11 +31,5 @@ def run(args: Args) -> int:
     file = cwd / args.config if args.config else None
     config.load(file, environ, cwd)
     agent = acp.AcpAgent(Path(file) if file else None, environ, __version__, backend=args.backend, policy=args.policy)
-    # A stray print of a library would be a broken message: the protocol keeps stdout to itself.
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    mode = os.fstat(stdout).st_mode
-    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):  # A terminal's description is shared with the shell.
-        os.set_blocking(stdout, False)
-    number = anyio.run(agent.serve, 0, stdout)
+    number = anyio.run(agent.serve, 0, streams.protocol_output())
     return 0 if number is None else 128 + number

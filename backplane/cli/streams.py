@@ -10,6 +10,7 @@ import os
 import re
 import select
 import signal
+import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -244,3 +245,16 @@ def size() -> tuple[int, int]:
         columns, rows = os.get_terminal_size(STDOUT)
         return columns or 80, rows or 24
     return 80, 24
+
+
+def protocol_output() -> int:
+    """Return a descriptor of stdout for a protocol's messages, and send all other output to stderr from now on.
+
+    A stray print of a library would be a broken message.
+    """
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    mode = os.fstat(stdout).st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):  # A terminal's description is shared with the shell.
+        os.set_blocking(stdout, False)
+    return stdout

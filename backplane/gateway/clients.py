@@ -14,7 +14,7 @@ from typing import Final
 
 from backplane.config import GatewayClientSettings
 from backplane.errors import BackendError, PolicyError
-from backplane.upstream.cost import MICROS, Price
+from backplane.upstream.cost import MICROS
 
 OPEN_MAX: Final = 256
 """Exchanges at once, of all clients; each may hold an answer of some MB."""
@@ -107,7 +107,7 @@ class Client:
             raise TooMany(f"this key may send {most} requests a minute", wait)
         self._starts.append(now)
 
-    def reserve(self, price: Price | None, at_most: int | None, model: str) -> int:
+    def reserve(self, at_most: int | None, model: str) -> int:
         """Reserve the most that an exchange can cost, and return it in millionths of a dollar.
 
         Args:
@@ -116,11 +116,10 @@ class Client:
         Raises:
             PolicyError: `policy_denied`, it does not fit into the budget, or its cost is unknown.
         """
-        if self.budget is None:
-            return 0
+        assert self.budget is not None, "only a client with a budget reserves"
         if self._month != month():
             self._month, self.spent = month(), 0
-        if price is None or at_most is None:
+        if at_most is None:
             raise PolicyError(
                 "policy_denied", f"this key has a budget, and the price of {model} is unknown",
                 hint="set `prices` in the options of its backend",
@@ -134,10 +133,10 @@ class Client:
         self.reserved += at_most
         return at_most
 
-    def settle(self, reserved: int, cost: int | None) -> None:
-        """Replace a reservation by the cost; an unknown cost counts as all of the reservation."""
+    def settle(self, reserved: int, charged: int) -> None:
+        """Replace a reservation by what is charged."""
         self.reserved -= reserved
-        self.spent += reserved if cost is None else cost
+        self.spent += charged
 
 
 class Clients:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from backplane.contract.canonical import Json
+from backplane.dialects.common import kind_of, read_arguments
 from backplane.dialects.ir import (
     Conversation,
     Message,
@@ -43,31 +44,27 @@ def lifted(document: dict[str, Any]) -> dict[str, Any]:
     """
     given = document.get("input")
     items = given if isinstance(given, list) else []
-    more = [tool for item in items if _kind(item) == "additional_tools" for tool in _tools(item)]
+    more = [tool for item in items if kind_of(item) == "additional_tools" for tool in _tools(item)]
     tools = _tools(document)
-    if not more and not any(_kind(tool) == "namespace" for tool in tools):
+    if not more and not any(kind_of(tool) == "namespace" for tool in tools):
         return document
     once: dict[Any, Any] = {}
     for tool in _flat([*tools, *more]):
         once.setdefault(str(tool.get("name", len(once))), tool)
-    rest = [item for item in items if _kind(item) != "additional_tools"]
+    rest = [item for item in items if kind_of(item) != "additional_tools"]
     return {**document, "tools": list(once.values()), **({"input": rest} if items else {})}
 
 
 def _flat(tools: Sequence[Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for tool in tools:
-        found += _flat(_tools(tool)) if _kind(tool) == "namespace" else [tool] if isinstance(tool, dict) else []
+        found += _flat(_tools(tool)) if kind_of(tool) == "namespace" else [tool] if isinstance(tool, dict) else []
     return found
 
 
 def _tools(value: dict[str, Any]) -> list[Any]:
     found = value.get("tools")
     return found if isinstance(found, list) else []
-
-
-def _kind(value: Any) -> Any:
-    return value.get("type") if isinstance(value, dict) else None
 
 
 def functions_only(conversation: Conversation) -> tuple[Conversation, frozenset[str]]:
@@ -160,7 +157,7 @@ class CustomCalls:
         whole = event.part if isinstance(event.part, ToolUse) else None
         if whole is None:
             text = "".join(texts)
-            whole = part if not text else msgspec.structs.replace(part, text=text, input=_decoded(text))
+            whole = part if not text else msgspec.structs.replace(part, text=text, input=read_arguments(text))
         made = self._part(whole)
         return [PartStarted(event.index, made, event.choice), PartStopped(event.index, made, event.choice)]
 
@@ -172,10 +169,3 @@ class CustomCalls:
         if not isinstance(text, str):
             text = msgspec.json.encode(part.input).decode()
         return msgspec.structs.replace(part, kind="custom", input=text, text=text)
-
-
-def _decoded(text: str) -> Json:
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text

@@ -88,7 +88,7 @@ class ExchangeReport(msgspec.Struct, kw_only=True):
     cost: int | None = None
     """Cost in millionths of a dollar, if it is known otherwise than by tokens."""
     tried: tuple[str, ...] = ()
-    lost: int = 0
+    paid_attempts: int = 0
     """Attempts before the last one that a service may bill, though their answers failed."""
     tokens: TokenCounts | None = None
     losses: tuple[Loss, ...] = ()
@@ -137,23 +137,23 @@ class Exchange:
         """
         check_members(self.document)
         for place, target in enumerate(targets):
+            is_last = place == len(targets) - 1
             self.report.target = target
             try:
                 await self._ask(target, reply)
                 return
             except TranslationError:
                 # Another service may speak a dialect that can say it.
-                if reply.has_content or place == len(targets) - 1:
+                if reply.has_content or is_last:
                     raise
                 self.report.tried += (f"{target.backend}: not translated",)
             except UpstreamError as error:
-                is_last = place == len(targets) - 1
                 if reply.has_content or is_last or error.failure.code not in MOVABLE:
                     if isinstance(error, RefusedAnswer) and target.dialect != self.call.front.dialect:
                         raise UpstreamError(error.failure, error.hint) from error
                     raise
                 self.report.tried += (f"{target.backend}: {error.failure.code}",)
-                self.report.lost += error.failure.may_cost
+                self.report.paid_attempts += error.failure.may_cost
 
     async def _ask(self, target: ModelTarget, reply: ReplySink) -> None:
         """Ask one service; leave out what it refuses if we had added it, or if it is a rung of its ladder."""

@@ -98,7 +98,7 @@ class RunGateway:
         counts = report.tokens if is_whole else None
         sent, made = len(work.body) + HIDDEN_TOKENS, asked_tokens(work.document)
         self._use.took(report.target.model, counts, report.target.price, sent, made)
-        for _ in range(report.lost):
+        for _ in range(report.paid_attempts):
             self._use.took(report.target.model, None, report.target.price, sent, made)
 
     def _add(self, loss: Loss) -> None:

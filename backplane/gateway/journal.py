@@ -5,18 +5,18 @@ Nothing is synced: a power cut may lose the newest lines. Contents of requests a
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 import uuid
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
+from backplane.contract.canonical import timestamp_at
 from backplane.errors import StoreError
+from backplane.process.locks import try_lock
 
 FOLDER: Final = "gateway"
 LOSSES_MAX: Final = 20
@@ -73,8 +73,8 @@ _decode: Final = msgspec.json.Decoder(Line).decode
 
 
 def now() -> str:
-    """Return the time as a text, in UTC."""
-    return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """Return the time as the contract writes it."""
+    return timestamp_at(time.time_ns())
 
 
 def new_id() -> str:
@@ -96,11 +96,11 @@ class ExchangeJournal:
         folder = home / FOLDER
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            self.spent, self.interrupted = _take_over(folder)
-            stamp = datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H%M%S")
+            self.spent = _take_over(folder)
+            stamp = time.strftime("%Y-%m-%dT%H%M%S", time.gmtime())
             self.path = folder / f"{stamp}-{os.getpid()}.jsonl"
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(self._fd)
         except OSError as error:
             fact = f"the gateway's record in {folder} cannot be written: {error.strerror or error}"
             raise StoreError("receipt_store_failed", fact, hint="free some space, or set BACKPLANE_HOME") from error
@@ -138,14 +138,14 @@ def lines_of(path: Path) -> Iterator[Line]:
                 continue
 
 
-def _take_over(folder: Path) -> tuple[dict[str, int], int]:
-    """Close the open exchanges of starts that are over; return what each client spent this month, and their number."""
+def _take_over(folder: Path) -> dict[str, int]:
+    """End the open exchanges of starts that are over; return what each client was charged this month."""
     spent: dict[str, int] = {}
-    month, interrupted = now()[:7], 0
+    month = now()[:7]
     for path in sorted(folder.glob("*.jsonl")):
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
-            is_over = _try_lock(fd)  # Before reading: otherwise two starts would both end what is open.
+            is_over = try_lock(fd)  # Before reading: otherwise two starts would both end what is open.
             open_now, charged = _read(path, month)
             for client, amount in charged.items():
                 spent[client] = spent.get(client, 0) + amount
@@ -153,23 +153,13 @@ def _take_over(folder: Path) -> tuple[dict[str, int], int]:
                 # Whether of a dead start or of one that runs beside this one: it may cost all of it.
                 spent[line.client] = spent.get(line.client, 0) + line.reserved
                 if is_over:
-                    interrupted += 1
                     end = ExchangeEnd(
                         id=line.id, at=now(), client=line.client, end="interrupted", charged=line.reserved
                     )
                     _append(fd, end)
         finally:
             os.close(fd)
-    return spent, interrupted
-
-
-def _try_lock(fd: int) -> bool:
-    """Lock a file; return False if its start still runs."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return spent
 
 
 def _read(path: Path, month: str) -> tuple[dict[str, ExchangeBegin], dict[str, int]]:

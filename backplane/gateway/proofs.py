@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane.dialects.common import kind_of
+
 BYTES_MAX: Final = 64 * 1024 * 1024
 """Bytes of all that is kept; the oldest goes first. A turn's thinking has some 10 KB."""
 
@@ -71,10 +73,10 @@ def _write_claude(request: dict[str, Any], find: Any) -> dict[str, Any]:
     for message in _items(request, "messages"):
         content = message.get("content")
         if message.get("role") == "assistant" and isinstance(content, list):
-            calls = (block.get("id") for block in content if _kind(block) == "tool_use")
+            calls = (block.get("id") for block in content if kind_of(block) == "tool_use")
             proof = next(filter(None, map(find, calls)), None)
             if proof is not None:
-                rest = [block for block in content if _kind(block) not in ("thinking", "redacted_thinking")]
+                rest = [block for block in content if kind_of(block) not in ("thinking", "redacted_thinking")]
                 message = {**message, "content": [*proof, *rest]}
         messages.append(message)
     return {**request, "messages": messages}
@@ -119,7 +121,7 @@ def _write_codex(request: dict[str, Any], find: Any) -> dict[str, Any]:
     items: list[Any] = []
     given = request.get("input")
     for item in given if isinstance(given, list) else ():
-        is_call = _kind(item) in ("function_call", "custom_tool_call")
+        is_call = kind_of(item) in ("function_call", "custom_tool_call")
         proof = find(item.get("call_id")) if is_call else None
         items += [*(proof or ()), item]
     return {**request, "input": items} if items else request
@@ -157,7 +159,3 @@ _WRITERS: Final = {
 def _items(value: Any, name: str) -> list[dict[str, Any]]:
     found = value.get(name) if isinstance(value, dict) else None
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-
-
-def _kind(block: Any) -> Any:
-    return block.get("type") if isinstance(block, dict) else None

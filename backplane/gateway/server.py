@@ -10,7 +10,7 @@ import select
 import socket
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -23,6 +23,7 @@ from backplane.errors import BackendError, BackplaneError, ConfigError, Translat
 from backplane.gateway import fronts
 from backplane.gateway.clients import OPEN_MAX, TooMany
 from backplane.gateway.exchange import Exchange, Headers, allowed
+from backplane.gateway.frames import encode
 from backplane.gateway.fronts import ClientCall, Front, ModelRow, NoSuchPath
 from backplane.gateway.journal import new_id
 from backplane.gateway.proofs import Proofs
@@ -51,8 +52,6 @@ _STATUS: Final[Mapping[str, int]] = {
     "receipt_store_failed": 503, "config_invalid": 500,
 }  # fmt: skip
 """Our code → status, where no service has given one; any other code is a wrong request, 400."""
-
-_encode: Final = msgspec.json.Encoder().encode
 
 
 class Problem(Exception):
@@ -119,12 +118,12 @@ class ClientReply:
                 await self._client.send(h11.Data(data=self.front.ping))
                 self._last = time.monotonic()
 
-    async def fail(self, status: int, error: BackplaneError, headers: Headers = []) -> None:  # noqa: B006
+    async def fail(self, status: int, error: BackplaneError, headers: Sequence[tuple[str, str]] = ()) -> None:
         """Send an error: as the answer, or inside a stream whose head is sent."""
         words = f"{error.message}; {error.hint}" if error.hint else error.message
-        body = _encode(self.front.error(status, error.code, words, self._id))
+        body = encode(self.front.error(status, error.code, words, self._id))
         if self.status is None:
-            await self.whole(status, headers, body)
+            await self.whole(status, [*headers], body)
         elif not self.has_content:
             await self.piece(self.front.stream_error(error.code, words, body))
 
@@ -286,14 +285,14 @@ class FrontServer(Generic[UserT]):
         body = await read_body(client, headers)
         document = _document(body)
         if call.action == "count":
-            await reply.whole(200, [("x-backplane-estimate", "1")], _encode(_count(call, len(body))))
+            await reply.whole(200, [("x-backplane-estimate", "1")], encode(_count(call, len(body))))
             return
         await self._exchange(client, end, call, user, document, body, headers, reply, exchange)
 
     async def _list(self, call: ClientCall, user: UserT, reply: ClientReply) -> None:
         rows = self._keeper.models(user)
         if call.model is None:
-            await reply.whole(200, [], _encode(call.front.models(rows)))
+            await reply.whole(200, [], encode(call.front.models(rows)))
             return
         name = call.model.removeprefix("models/")
         row = next((one for one in rows if one.name == name), None)
@@ -301,7 +300,7 @@ class FrontServer(Generic[UserT]):
             row = fronts.ModelRow(name)
         if row is None:
             raise BackendError("backend_model_not_found", f"no model {name[:200]!r} here")
-        await reply.whole(200, [], _encode(call.front.model(row)))
+        await reply.whole(200, [], encode(call.front.model(row)))
 
     def _targets(self, call: ClientCall, user: UserT, document: Mapping[str, Any]) -> tuple[str, tuple[Answering, ...]]:
         """Return the model that is asked and its services. Raises BackplaneError."""
@@ -412,7 +411,7 @@ def headers_of(request: h11.Request) -> dict[str, str]:
 
 async def _plain(client: HttpClient, status: int, message: str) -> None:
     """Answer with an error, the last answer of the connection."""
-    body = _encode({"error": {"message": message, "type": "invalid_request_error", "code": status}})
+    body = encode({"error": {"message": message, "type": "invalid_request_error", "code": status}})
     head = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
     with anyio.move_on_after(HEAD_S_MAX), suppress(h11.LocalProtocolError):
         await client.send(h11.Response(status_code=status, headers=head))

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from backplane.config import Settings
+from backplane.config import GatewaySettings, Settings
 from backplane.errors import BackplaneError, TranslationError
 from backplane.gateway.clients import Client, Clients
 from backplane.gateway.exchange import Exchange, asked_tokens
@@ -38,20 +38,16 @@ class Gateway:
         port: the port that it listens on.
         only_key: the key of one more client, made for this start.
         agents: whole agents that are offered as models, by the models' names.
-
-    Raises:
-        ConfigError: `config_invalid`, a route is wrong or there is none.
     """
 
     def __init__(
-        self, settings: Settings, environ: Mapping[str, str], journal: ExchangeJournal, port: int,
+        self, settings: GatewaySettings, routes: ModelRoutes, journal: ExchangeJournal, port: int,
         only_key: str | None = None, agents: Mapping[str, AgentTarget] | None = None,
     ) -> None:  # fmt: skip
-        self.routes = ModelRoutes(settings, environ, has_agents=bool(agents))
-        self._agents = agents or {}
+        self.routes, self._agents = routes, agents or {}
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
-        self._clients = Clients(settings.gateway.clients, journal.spent, only_key)
+        self._clients = Clients(settings.clients, journal.spent, only_key)
         self._journal = journal
 
     def admit(self, key: str | None) -> Client:
@@ -87,14 +83,14 @@ class Gateway:
             yield entry
 
     def _reserve(self, user: Client, targets: tuple[Answering, ...], work: Exchange) -> int:
-        """Reserve the dearest of the services. Raises PolicyError."""
+        """Reserve the most that all services can cost. Raises PolicyError."""
         if user.budget is None:
             return 0
         size, asked = len(work.body) // TOKEN_BYTES + HIDDEN_TOKENS, asked_tokens(work.document) or ANSWER_TOKENS
         costs = [None if one.price is None else most(one.price, size, asked) for one in targets]
         # All of them, as an answer that failed half-way may be billed, too.
         at_most = None if None in costs else sum(one for one in costs if one is not None)
-        return user.reserve(targets[0].price if at_most is not None else None, at_most, targets[0].model)
+        return user.reserve(at_most, targets[0].model)
 
 
 class _Entry:
@@ -129,7 +125,7 @@ class _Entry:
             cost = 0
         charged = 0
         if self._user.budget is not None:
-            charged = self._reserved if cost is None or report.lost else cost
+            charged = self._reserved if cost is None or report.paid_attempts else cost
         self._user.settle(self._reserved, charged)
         tokens = None
         if report.tokens is not None:
@@ -176,11 +172,11 @@ async def open_gateway(
         ConfigError: `config_invalid`, a route is wrong or there is none.
         StoreError: `receipt_store_failed`, the record cannot be written.
     """
-    ModelRoutes(settings, environ, has_agents=bool(agents))  # A wrong table is named before a record is begun.
+    routes = ModelRoutes(settings, environ, has_agents=bool(agents))  # A wrong table is named before a record is begun.
     journal = ExchangeJournal(home)
     try:
         async with Services() as services:
-            gateway = Gateway(settings, environ, journal, listener.getsockname()[1], only_key, agents)
+            gateway = Gateway(settings.gateway, routes, journal, listener.getsockname()[1], only_key, agents)
             hosts = frozenset(f"{host}:{gateway.port}" for host in ("127.0.0.1", "localhost", "[::1]"))
             server = FrontServer(gateway, services, hosts, is_strict=settings.gateway.losses == "fail")
             async with beside(functools.partial(visited, listener, server.attend, CONNECTIONS_MAX)):
