@@ -74,9 +74,12 @@ for line in sys.stdin:
         for _ in range(20):
             if ask(m["params"]["prompt"][-1]["text"]) == 403:
                 break
+        said = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "done"}}
+        say(method="session/update", params={"sessionId": "s1", "update": said})
         say(id=m["id"], result={"stopReason": "end_turn"})
 """
 """An agent that heeds no budget: it asks its model again after whatever comes, until it is refused."""
+CLAIMS: Final = {"stopReason": "end_turn", "usage": {"inputTokens": 10, "outputTokens": 1}}
 CUT: Final = {"cut": Fault(cut_after_bytes=150), "reset": Fault(cut_after_bytes=40, reset=True)}
 NOW: Final = {"retry-after": "0"}
 REFUSED: Final = {
@@ -353,6 +356,34 @@ async def play(schedule: Schedule, base: Path) -> None:
             way = {"fail-over": fail_over, "children": children, "proxy": proxy, "queue": queue}[schedule.way]
             with anyio.fail_after(END_S_MAX):
                 await way(plane, schedule, bill, root / "work")
+
+
+def test_a_child_whose_answer_was_cut_counts_as_all_the_tokens_it_may_have_used(tmp_path: Path) -> None:
+    anyio.run(two_children_behind_a_cut_answer, tmp_path)
+
+
+async def two_children_behind_a_cut_answer(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    agent = ASKS_ON.replace('result={"stopReason": "end_turn"}', f"result={CLAIMS}")
+    with ModelServer([]) as server:
+        options = {"program": sys.executable, "arguments": ["-c", agent, "{base_url}", '{"max_completion_tokens": 50}'],
+                   "key_env": "A_KEY", "base_url": server.base_url("openai_compatible"), "usage": "turn"}  # fmt: skip
+        row = BackendSettings(host="acp", options=options, env={"A_KEY": "a-key-of-the-service"}, key_proxy=True)
+        async with ControlPlane(Settings(isolation="off"), tmp_path / "home", os.environ) as plane:
+            backend = find("asks", msgspec.structs.replace(plane.settings, backends={"asks": row}), plane.environ)
+            parent = str(uuid.uuid4())
+            order = WorkOrder("parent").with_abp("children_budget_tokens", 10_000)
+            head = head_fact(order, run_id=parent, started_at="2026-11-24T00:00:00Z", backend="b")
+            Journal.create(plane.home, parent, head).close()
+            child = WorkOrder("order 0.", workspace=WorkspaceSpec(str(tmp_path / "work"), mode="pass_through"))
+            child = child.with_abp("parent", parent).with_abp("budget_tokens", 4_000)
+            for left in (6_000, 2_000):
+                server.play([Turn(text="a word", fault=CUT["cut"]), Turn(fault=Fault(status=403))])
+                async with plane.start(child, backend) as run:
+                    await run.wait()
+                assert (run.receipt.outcome, run.receipt.usage.input_tokens) == ("complete", 10)
+                assert run.receipt.backplane["budget"]["left_tokens"] == left
+                assert run.receipt.backplane["key_proxy"]["answers"]["uncounted"]
 
 
 @pytest.mark.timeout(max(240, EXAMPLES * 8))

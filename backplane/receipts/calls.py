@@ -7,6 +7,7 @@ commands and paths only hashes are kept.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Collection, Iterator
 from hashlib import blake2b
@@ -458,6 +459,7 @@ class CallBook:
                 del self._calls[key]
 
 
+@functools.lru_cache(maxsize=256)
 def neutral(name: str) -> str:
     """Return a tool's neutral name if it has one, else the part of its own name that a policy reads."""
     return next((one for one in tool_names(name) if one in TOOLS), name[: TOOL_NAME_CHARS_MAX + 1])

@@ -30,11 +30,10 @@ from backplane.contract.events import (
 from backplane.contract.receipt import Receipt, Usage
 from backplane.contract.unknown import check_settings
 from backplane.contract.work import RuntimeConfig, WorkOrder
-from backplane.errors import ConfigError, PolicyError
+from backplane.errors import ConfigError, PolicyError, StoreError
 from backplane.receipts.database import BUSY_TIMEOUT_S, transaction, translated
 from backplane.receipts.folded import Folded, fold
 from backplane.receipts.journal import read_head
-from backplane.receipts.memory import of_row
 from backplane.receipts.recovery import is_run_id
 from backplane.receipts.store import Store
 
@@ -240,16 +239,23 @@ def _used(connection: sqlite3.Connection, store: Store, parent: str) -> Amount:
 
 
 def _used_of(store: Store, run_id: str, share: Amount) -> Amount:
-    """Return what a child that has ended has used; at least its share if the usage is uncertain."""
-    run = of_row(store, store.find(run_id))
-    if run.reason == "refused":
+    """Return what a child that has ended has used; at least its share of what is uncertain."""
+    row = store.find(run_id)
+    if row.reason == "refused":
         return Amount(0, 0)
-    used = Amount(run.cost_usd_micros, _tokens(run.input_tokens, run.output_tokens))
-    is_whole = run.reason in COUNTED  # Otherwise the reported usage may lack a last call.
+    try:
+        receipt = store.load(run_id)
+    except StoreError:  # Pruned or altered.
+        return share
+    is_whole = row.reason in COUNTED  # Otherwise the reported usage may lack a last call.
+    proxy = receipt.backplane.get("key_proxy")
+    # A cut answer is in the proxy's cost, at the most, but its tokens are in no counter.
+    is_cut = isinstance(proxy, dict) and proxy["answers"]["uncounted"] > 0
+    used, is_known = amount_of(receipt.usage), Amount(is_whole, is_whole and not is_cut)
     return Amount(
         *(
-            known if is_whole and known is not None else max(known or 0, most or 0)
-            for known, most in zip(used, share, strict=True)
+            has if is_sure and has is not None else max(has or 0, most or 0)
+            for has, is_sure, most in zip(used, is_known, share, strict=True)
         )
     )
 
