@@ -33,7 +33,7 @@ from backplane.dialects.pairing import paired
 NodeT = TypeVar("NodeT", bound=Node)
 
 STATE: Final = frozenset(
-    {"previous_response_id", "conversation", "container", "cachedContent", "cached_content", "prompt"}
+    {"previous_response_id", "conversation", "container", "thread", "cachedContent", "cached_content", "prompt"}
 )
 """Members of any vendor's requests that refer to state stored at the vendor."""
 

@@ -111,9 +111,13 @@ _ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
 }  # fmt: skip
 
 
-def _anthropic_error(status: int, _code: str, message: str, id: str) -> Json:
+def _anthropic_error(status: int, code: str, message: str, id: str) -> Json:
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": id}
+    error: dict[str, Json] = {"type": kind, "message": message}
+    if code == "mapping_unsupported_capability" and "/thread" in message:
+        # The SDKs' tool runners then send the whole conversation again (lib/threads of @anthropic-ai/sdk 1.12.0).
+        error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": error, "request_id": id}
 
 
 _GOOGLE_STATUS: Final[Mapping[int, str]] = {

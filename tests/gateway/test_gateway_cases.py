@@ -539,6 +539,24 @@ def test_an_error_in_a_stream_is_an_event_of_the_clients_dialect() -> None:
     assert "as scripted" in found[-1]["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("front", "service", "member"),
+    [
+        (MESSAGES, CHAT, {"thread": {"type": "continue", "previous_message_id": "msg_1"}}),
+        (MESSAGES, GEMINI, {"thread": {"type": "create"}}),
+        (RESPONSES, MESSAGES, {"previous_response_id": "resp_1"}),
+        (GEMINI, CHAT, {"cachedContent": "cachedContents/1"}),
+    ],
+)
+def test_a_conversation_that_only_its_vendor_keeps_is_refused(
+    front: ProtocolName, service: ProtocolName, member: dict[str, Any]
+) -> None:
+    found = through(front, service, member)
+    assert (found.status, found.asked) == (400, None)
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert found.answer["error"].get("details") == (details if "thread" in member else None)
+
+
 def test_a_quota_that_is_used_up_is_no_pause() -> None:
     quota = {
         "error": {
