@@ -54,7 +54,7 @@ ROOMS = {
     "receipts.claimed_texts": f"{SHAPES} policy",
     "receipts.claims": f"{SHAPES} policy receipts.claimed_texts redact",
     "receipts": f"{SHAPES} policy process receipts.folded",
-    "view": f"{SHAPES} process.table receipts.folded routing",
+    "view": f"{SHAPES} gateway.record process.table receipts.folded routing",
     "upstream.clients": "errors",
     "upstream.endpoint": "errors upstream.clients",
     "upstream.presets": "errors upstream.endpoint",
@@ -62,9 +62,10 @@ ROOMS = {
     "upstream.prices": "upstream.cost",
     "upstream.meter": f"{SHAPES} dialects dialects.ir upstream.cost",
     "upstream": f"{SHAPES} dialects dialects.ir upstream.clients upstream.cost upstream.endpoint upstream.presets",
-    "gateway.agents": f"{SHAPES} config dialects dialects.ir gateway runtime upstream.cost",
+    "gateway.record": SHAPES,
+    "gateway.agents": f"{SHAPES} config dialects dialects.ir gateway gateway.record runtime upstream.cost",
     "gateway": (
-        f"{SHAPES} config dialects dialects.ir process sandbox upstream upstream.clients upstream.cost "
+        f"{SHAPES} config dialects dialects.ir gateway.record process sandbox upstream upstream.clients upstream.cost "
         "upstream.meter upstream.endpoint upstream.presets upstream.prices"
     ),
     "schemas": f"{SHAPES} agents.rows config dialects.ir policy protocol resources sandbox.credentials "
@@ -102,17 +103,17 @@ ROOMS = {
         "schemas workspace"
     ),
     "view.load": f"{SHAPES} process process.table receipts routing upstream.prices view",
-    "web": f"{SHAPES} receipts runtime view view.load workspace",
+    "web": f"{SHAPES} gateway gateway.record receipts runtime view view.load workspace",
     "scale": f"{SHAPES} config process receipts routing.driver runtime view workspace",
     "scale.serve": f"{SHAPES} host receipts receipts.outcomes runtime scale serve",
     "scale.commands": (f"{SHAPES} cli config receipts receipts.outcomes runtime scale telemetry view workspace"),
     "conform": f"{SHAPES} agents.rows api config policy process protocol receipts resources runtime schemas testing",
     "__init__": f"{SHAPES} api config runtime scale",
     "cli": (
-        f"{SHAPES} __init__ config conform contract.light dialects gateway policy process protocol providers receipts "
-        "receipts.claims receipts.outcomes redact resources routing routing.compare routing.driver runtime sandbox "
-        "sandbox.credentials scale scale.serve schemas serve telemetry tools upstream upstream.cost "
-        "upstream.endpoint upstream.presets view view.load web workspace"
+        f"{SHAPES} __init__ config conform contract.light dialects gateway gateway.record policy process protocol "
+        "providers receipts receipts.claims receipts.outcomes redact resources routing routing.compare "
+        "routing.driver runtime sandbox sandbox.credentials scale scale.serve schemas serve telemetry tools "
+        "upstream upstream.cost upstream.endpoint upstream.presets view view.load web workspace"
     ),
     "cli.gateway": "errors cli config gateway gateway.agents process runtime",
     "__main__": "cli",
@@ -123,7 +124,7 @@ GROUND = {"errors", "contract"}
 PURE = {
     *("dialects.ir", "redact", "protocol", "policy", "dialects", "receipts.folded", "receipts.build", "receipts.calls"),
     *("receipts.claims", "receipts.claimed_texts", "receipts.enforcement", "receipts.outcomes", "receipts.state"),
-    *("process.table", "routing", "upstream.cost", "view"),
+    *("gateway.record", "process.table", "routing", "upstream.cost", "view"),
 }
 PURE_NEVER = {
     "os",

@@ -12,7 +12,8 @@ from backplane import config
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store, wrong_words
-from backplane.gateway.journal import FOLDER, ExchangeEnd, lines_of
+from backplane.gateway.journal import recorded
+from backplane.gateway.record import RecordedExchange
 from backplane.receipts.memory import Remembered, remembered
 from backplane.view.figures import count, milliseconds, money
 
@@ -25,15 +26,16 @@ _KEYS: Final[dict[str, Callable[[Remembered], str | None]]] = {
 }
 """Word of `--by` → the key of a run."""
 
-_EXCHANGE_KEYS: Final[dict[str, Callable[[ExchangeEnd], str | None]]] = {
-    "provider": lambda end: end.backend,
-    "model": lambda end: end.model,
-    "day": lambda end: end.at[:10],
-    "client": lambda end: end.client,
+_EXCHANGE_KEYS: Final[dict[str, Callable[[RecordedExchange], str | None]]] = {
+    "provider": lambda one: one.backend,
+    "model": lambda one: one.model,
+    "day": lambda one: one.began_at[:10],
+    "client": lambda one: one.client,
 }
 """Word of `--by` → the key of a gateway's exchange."""
 
-HELP = "Sum up what runs have cost. An unknown cost is shown as ?, never as 0."
+HELP = """Sum up what runs have cost. An unknown cost is shown as ?, never as 0. What `backplane gateway` has cost is
+named beside the sum."""
 EXAMPLE = "backplane cost --by model --since 7d\nbackplane cost --gateway --by client"
 
 
@@ -50,24 +52,27 @@ def run(args: Args) -> int:
     if args.by not in keys:
         kind = "exchanges" if args.gateway else "runs"
         raise wrong_words(f"{kind} have no {args.by}", f"use --by {', '.join(keys)}")
-    found, total = sums(_of_exchanges(args) if args.gateway else _of_runs(args))
+    found, total = sums(_of_exchanges(args, _EXCHANGE_KEYS[args.by]) if args.gateway else _of_runs(args))
     rows = [("(not known)" if one.key is None else streams.one_line(one.key), one) for one in found]
     for label, one in [*rows, ("all", total)]:
         if args.json:
             streams.write_record(one)
         else:
             streams.write(f"{label:<24}  {_figures(one, 'exchange' if args.gateway else 'run')}\n")
+    if not args.gateway and not args.json:
+        # Not a part of the sum: a run may have asked its models through the gateway.
+        _, beside = sums(_of_exchanges(args, lambda _: None))
+        if beside.runs:
+            streams.write(f"{'beside: the gateway':<24}  {_figures(beside, 'exchange')}\n")
     return 0
 
 
-def _of_exchanges(args: Args) -> Iterator[CostRow]:
+def _of_exchanges(args: Args, key: Callable[[RecordedExchange], str | None]) -> Iterator[CostRow]:
     """Yield the figures of each ended exchange of all starts of the gateway."""
-    key = _EXCHANGE_KEYS[args.by]
-    for path in sorted((config.home_path(os.environ) / FOLDER).glob("*.jsonl")):
-        for line in lines_of(path):
-            if isinstance(line, ExchangeEnd) and (milliseconds(line.at) or 0) >= (args.since or 0):
-                counts = line.tokens or {}
-                yield key(line) or None, line.cost, counts.get("input"), counts.get("output")
+    for one in recorded(config.home_path(os.environ)):
+        if one.state == "ended" and (milliseconds(one.began_at) or 0) >= (args.since or 0):
+            counts = one.tokens or {}
+            yield key(one) or None, one.cost_usd_micros, counts.get("input"), counts.get("output")
 
 
 def _of_runs(args: Args) -> Iterator[CostRow]:

@@ -1,17 +1,21 @@
-"""`show`: one run: task, state, cause, cost, files."""
+"""`show`: one run: task, state, cause, cost, files; or one exchange of the gateway."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store
+from backplane.cli.exchanges import find_either
 from backplane.cli.terminal import look as stdout_look
-from backplane.receipts.memory import Remembered, find
+from backplane.gateway.record import RecordedExchange
+from backplane.receipts.memory import Remembered
 from backplane.view.console import Look
 from backplane.view.diff import changes
+from backplane.view.exchanges import exchange_facts, exchange_standing
 from backplane.view.figures import ID_CHARS, lasting, standing
 from backplane.view.load import patch_of, picture_of
 from backplane.view.page import facts_of
@@ -19,8 +23,9 @@ from backplane.view.page import facts_of
 if TYPE_CHECKING:
     from backplane.view.picture import Picture
 
-HELP = "Show the task, state, cause of failure, cost and files of a run."
-EXAMPLE = "backplane show last"
+HELP = """Show the task, state, cause of failure, cost and files of a run. For the id of an exchange of
+`backplane gateway`, show its client, models, times, tokens, cost and losses."""
+EXAMPLE = "backplane show last\nbackplane show 5e0c9a17"
 
 FILES_SHOWN: Final = 10
 
@@ -29,14 +34,17 @@ MESSAGE_LINES_MAX: Final = 12
 
 def options(p: Parser) -> None:
     add.run_id(p, optional=True)
-    add.json(p, "the run as one JSON object", "cli_runs")
+    add.json(p, "the run as one JSON object", "cli_runs, cli_exchanges")
 
 
 def run(args: Args) -> int:
     with open_store() as store:
-        found = find(store, args.run)
+        found = find_either(store, args.run)
         if args.json:
             streams.write_record(found)
+            return 0
+        if isinstance(found, RecordedExchange):
+            _show_exchange(found)
             return 0
         picture, patch = picture_of(store, found), patch_of(store, found.run_id) or ""
     look = stdout_look()
@@ -44,6 +52,20 @@ def run(args: Args) -> int:
         if text:
             streams.write(f"{look.dress('dim', f'{label:<8}')}{text}\n")
     return 0
+
+
+def _show_exchange(one: RecordedExchange) -> None:
+    look, (word, tone) = stdout_look(), exchange_standing(one)
+    status = f"  (HTTP {one.status})" if one.status is not None else ""
+    facts = {"id": one.id, "state": look.dress(tone, word) + status}
+    facts |= exchange_facts(one, time.time_ns() // 1_000_000)
+    facts["losses"] = str(one.losses) if one.losses else ""
+    for label, text in facts.items():
+        if text:
+            streams.write(f"{look.dress('dim', f'{label:<8}')}{text}\n")
+            for row in one.lost if label == "losses" else ():
+                streams.write(f"        {streams.one_line(row)}\n")
+    streams.write(f"{look.dress('dim', 'more    ')}backplane why {one.id[:ID_CHARS]}\n")
 
 
 def _rows(run: Remembered, picture: Picture, patch: str, look: Look) -> Iterator[tuple[str, str]]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store
+from backplane.cli.exchanges import find_either
 from backplane.cli.terminal import look as stdout_look
-from backplane.receipts.memory import find
+from backplane.gateway.record import RecordedExchange
+from backplane.view.exchanges import diagnose_exchange, models_of
 from backplane.view.figures import ID_CHARS, lasting
 from backplane.view.load import why
 from backplane.view.why_kinds import HEALTHY
 
-HELP = "Explain what a run waits for, or why it ended as it did, with the evidence and the next step."
+HELP = """Explain what a run waits for, or why it ended as it did, with the evidence and the next step. An id of an
+exchange of `backplane gateway` is explained likewise."""
 EXAMPLE = "backplane why last\nbackplane why 3f2a1b0c"
 
 TASK_CHARS_MAX: Final = 120
@@ -29,14 +33,18 @@ def options(p: Parser) -> None:
 
 def run(args: Args) -> int:
     with open_store() as store:
-        run = find(store, args.run)
-        found = why(store, run)
+        run = find_either(store, args.run)
+        if isinstance(run, RecordedExchange):
+            found = diagnose_exchange(run, time.time_ns() // 1_000_000)
+            head = f"{run.id[:ID_CHARS]}  {streams.one_line(run.client)}  {models_of(run)}"
+        else:
+            found = why(store, run)
+            task = streams.one_line(run.task, TASK_CHARS_MAX) if run.task is not None else "(task unknown)"
+            head = f"{run.run_id[:ID_CHARS]}  {streams.one_line(run.backend)}  {task}"
     if args.json:
         streams.write_record(found)
         return 0
     look = stdout_look()
-    task = streams.one_line(run.task, TASK_CHARS_MAX) if run.task is not None else "(task unknown)"
-    head = f"{run.run_id[:ID_CHARS]}  {streams.one_line(run.backend)}  {task}"
     streams.write(look.dress("dim", head) + "\n")
     since = f", for {lasting(found.since_ms)}" if found.since_ms is not None else ""
     likely = "" if found.sure else "probably: "

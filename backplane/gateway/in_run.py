@@ -31,6 +31,9 @@ class RunEntry:
     def __init__(self, keeper: RunGateway) -> None:
         self._keeper = keeper
 
+    def reached(self, work: Exchange) -> None:
+        """Do nothing: a run has the record of its own."""
+
     def end(
         self, work: Exchange, status: int | None, error: BackplaneError | None, *, is_left: bool, is_over: bool
     ) -> None:

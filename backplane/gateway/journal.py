@@ -1,6 +1,6 @@
-"""The gateway's record: one JSON line at the begin of each exchange and one at its end, in a file for each start.
+"""Writes and reads the gateway's record: the JSON lines of each exchange, in a file for each start.
 
-Nothing is synced: a power cut may lose the newest lines. Contents of requests and answers are never written.
+Nothing is synced: a power cut may lose the newest lines.
 """
 
 from __future__ import annotations
@@ -9,65 +9,20 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from backplane.contract.canonical import timestamp_at
 from backplane.errors import StoreError
+from backplane.gateway.record import ExchangeBegin, ExchangeEnd, ExchangeFirst, Line, RecordedExchange, joined
 from backplane.process.locks import try_lock
 
 FOLDER: Final = "gateway"
-LOSSES_MAX: Final = 20
-"""Losses that a line names; it counts all of them."""
-
-Outcome = Literal["complete", "failed", "refused", "left", "interrupted"]
-"""`left`: the client went away. `interrupted`: the gateway ended before the exchange did."""
-
-
-class ExchangeBegin(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="begin"):
-    """The line of an exchange that has begun."""
-
-    id: str
-    at: str
-    client: str
-    front: str
-    model: str
-    """The model that the client asked."""
-    stream: bool
-    reserved: int = 0
-    """The most that it can cost, in millionths of a dollar; 0 without a budget."""
-
-
-class ExchangeEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="end"):
-    """The line of an exchange that has ended."""
-
-    id: str
-    at: str
-    client: str
-    end: Outcome
-    status: int | None = None
-    """HTTP status of the answer; None if none was begun."""
-    backend: str | None = None
-    """The service that was asked last."""
-    model: str | None = None
-    """The model that was asked there."""
-    tried: tuple[str, ...] = ()
-    """Services that failed before, with their codes."""
-    tokens: dict[str, int] | None = None
-    """Counters of the answer; None is unknown."""
-    cost: int | None = None
-    """Cost in millionths of a dollar; None is unknown."""
-    charged: int = 0
-    """Amount that the client's budget was charged: the cost, or the reservation if the cost is unknown."""
-    ms: int = 0
-    losses: int = 0
-    lost: tuple[str, ...] = ()
-    error: str | None = None
-
-
-Line = ExchangeBegin | ExchangeEnd
+LOCK_TRIES: Final = 5
+"""Times that a file's lock is tried, a millisecond apart: a reader that looks whether it is locked locks it, too."""
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(Line).decode
 
@@ -100,7 +55,7 @@ class ExchangeJournal:
             stamp = time.strftime("%Y-%m-%dT%H%M%S", time.gmtime())
             self.path = folder / f"{stamp}-{os.getpid()}.jsonl"
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            try_lock(self._fd)
+            _lock(self._fd)
         except OSError as error:
             fact = f"the gateway's record in {folder} cannot be written: {error.strerror or error}"
             raise StoreError("receipt_store_failed", fact, hint="free some space, or set BACKPLANE_HOME") from error
@@ -115,6 +70,15 @@ class ExchangeJournal:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def _lock(fd: int) -> bool:
+    """Lock a file; return False if a running gateway has locked it. A reader's look takes microseconds."""
+    for _ in range(LOCK_TRIES):
+        if try_lock(fd):
+            return True
+        time.sleep(0.001)
+    return False
 
 
 def _append(fd: int, line: Line) -> None:
@@ -138,6 +102,9 @@ def lines_of(path: Path) -> Iterator[Line]:
                 continue
 
 
+# A start --------------------------------------------------------------------------------------------------------------
+
+
 def _take_over(folder: Path) -> dict[str, int]:
     """End the open exchanges of starts that are over; return what each client was charged this month."""
     spent: dict[str, int] = {}
@@ -145,32 +112,83 @@ def _take_over(folder: Path) -> dict[str, int]:
     for path in sorted(folder.glob("*.jsonl")):
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
-            is_over = try_lock(fd)  # Before reading: otherwise two starts would both end what is open.
-            open_now, charged = _read(path, month)
-            for client, amount in charged.items():
-                spent[client] = spent.get(client, 0) + amount
-            for line in open_now.values():
-                # Whether of a dead start or of one that runs beside this one: it may cost all of it.
-                spent[line.client] = spent.get(line.client, 0) + line.reserved
-                if is_over:
-                    end = ExchangeEnd(
-                        id=line.id, at=now(), client=line.client, end="interrupted", charged=line.reserved
-                    )
+            is_over = _lock(fd)  # Before reading: otherwise two starts would both end what is open.
+            for begin, first, end in _exchanges(path):
+                if end is None and is_over:
+                    end = _interrupted(begin, first)
                     _append(fd, end)
+                if end is None or end.at.startswith(month):
+                    # One of a gateway that runs beside this one may cost all of its reservation.
+                    charged = begin.reserved if end is None else end.charged
+                    spent[begin.client] = spent.get(begin.client, 0) + charged
         finally:
             os.close(fd)
     return spent
 
 
-def _read(path: Path, month: str) -> tuple[dict[str, ExchangeBegin], dict[str, int]]:
-    """Return the open exchanges of a file, and what each client was charged in a month."""
-    open_now: dict[str, ExchangeBegin] = {}
-    charged: dict[str, int] = {}
+def _interrupted(begin: ExchangeBegin, first: ExchangeFirst | None) -> ExchangeEnd:
+    """Return the end of an exchange whose gateway was killed: it says how far the exchange came."""
+    end = ExchangeEnd(id=begin.id, at=now(), client=begin.client, end="interrupted", charged=begin.reserved)
+    if first is None:
+        return end
+    return msgspec.structs.replace(
+        end, status=200, backend=first.backend, model=first.model, tried=first.tried, ms=first.ms, first_ms=first.ms
+    )
+
+
+def _exchanges(path: Path) -> list[tuple[ExchangeBegin, ExchangeFirst | None, ExchangeEnd | None]]:
+    """Return the exchanges of a file, each with the lines that it has."""
+    begins: dict[str, ExchangeBegin] = {}
+    firsts: dict[str, ExchangeFirst] = {}
+    ends: dict[str, ExchangeEnd] = {}
     for line in lines_of(path):
         if isinstance(line, ExchangeBegin):
-            open_now[line.id] = line
-            continue
-        open_now.pop(line.id, None)
-        if line.at.startswith(month):
-            charged[line.client] = charged.get(line.client, 0) + line.charged
-    return open_now, charged
+            begins[line.id] = line
+        elif isinstance(line, ExchangeFirst):
+            firsts[line.id] = line
+        else:
+            ends[line.id] = line
+    return [(begin, firsts.get(id), ends.get(id)) for id, begin in begins.items()]
+
+
+# Readers --------------------------------------------------------------------------------------------------------------
+
+
+def recorded(home: Path) -> Iterator[RecordedExchange]:
+    """Yield all exchanges: open ones of running gateways, then the others; the newest first in each group.
+
+    A file is read only when one of its exchanges may be the next, so a reader that stops early reads few of them.
+    """
+    files = sorted(((path.stat().st_mtime_ns, path) for path in (home / FOLDER).glob("*.jsonl")), reverse=True)
+    read = {path: _of_file(path, is_live=True) for _, path in files if _is_written(path)}
+    opened = [one for exchanges in read.values() for one in exchanges if one.state == "live"]
+    yield from sorted(opened, key=_begin, reverse=True)
+    waiting: list[RecordedExchange] = []
+    for place, (_, path) in enumerate(files):
+        found = read.pop(path) if path in read else _of_file(path, is_live=False)
+        waiting = sorted([*waiting, *(one for one in found if one.state != "live")], key=_begin)
+        # No exchange of the next file began after that file was written last.
+        older = timestamp_at(files[place + 1][0]) if place + 1 < len(files) else ""
+        while waiting and waiting[-1].began_at >= older:
+            yield waiting.pop()
+
+
+def beginning(home: Path, prefix: str) -> list[RecordedExchange]:
+    """Return the exchanges whose id begins so."""
+    wanted = prefix.strip().lower()
+    return [one for one in recorded(home) if one.id.startswith(wanted)]
+
+
+def _begin(one: RecordedExchange) -> str:
+    return one.began_at
+
+
+def _of_file(path: Path, *, is_live: bool) -> list[RecordedExchange]:
+    return [joined(*lines, is_live=is_live) for lines in _exchanges(path)]
+
+
+def _is_written(path: Path) -> bool:
+    """Return True if a running gateway writes a file."""
+    with suppress(OSError), path.open("rb") as file:
+        return not try_lock(file.fileno())
+    return False

@@ -6,11 +6,12 @@ for the agent of a run.
 
 from __future__ import annotations
 
+import functools
 import select
 import socket
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -67,6 +68,8 @@ class ClientReply:
 
     def __init__(self, client: HttpClient, front: Front, exchange: str) -> None:
         self.has_content = False
+        self.on_first: Callable[[], None] | None = None
+        """Called before the first piece is sent."""
         self.status: int | None = None
         """The status that was sent; None before the head."""
         self._client, self.front, self._id = client, front, exchange
@@ -92,6 +95,8 @@ class ClientReply:
     async def piece(self, data: bytes) -> None:
         """Send a piece of the answer."""
         async with self._lock:
+            if self.on_first is not None and not self.has_content:
+                self.on_first()
             self.has_content = True
             self._last = time.monotonic()
             await self._client.send(h11.Data(data=data))
@@ -133,6 +138,10 @@ UserT = TypeVar("UserT")
 
 class Entry(Protocol):
     """The record of one exchange."""
+
+    def reached(self, work: Exchange) -> None:
+        """Note that the first piece of a stream goes to the client."""
+        ...
 
     def end(
         self, work: Exchange, status: int | None, error: BackplaneError | None, *, is_left: bool, is_over: bool
@@ -344,6 +353,8 @@ class FrontServer(Generic[UserT]):
         """Answer, and stop the service if the client goes away; write the end in any case."""
         error: BackplaneError | None = None
         is_left, is_over = False, False
+        if work.stream:
+            reply.on_first = functools.partial(entry.reached, work)
 
         async def end_with_client() -> None:
             nonlocal is_left

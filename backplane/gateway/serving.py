@@ -15,7 +15,8 @@ from backplane.errors import BackplaneError, TranslationError
 from backplane.gateway.clients import Client, Clients
 from backplane.gateway.exchange import Exchange, asked_tokens
 from backplane.gateway.fronts import ModelRow
-from backplane.gateway.journal import LOSSES_MAX, ExchangeBegin, ExchangeEnd, ExchangeJournal, Outcome, now
+from backplane.gateway.journal import ExchangeJournal, now
+from backplane.gateway.record import LOSSES_MAX, ExchangeBegin, ExchangeEnd, ExchangeFirst, Outcome
 from backplane.gateway.routes import AgentTarget, Answering, ModelRoutes
 from backplane.gateway.server import FrontServer
 from backplane.gateway.service import Services
@@ -99,6 +100,10 @@ class _Entry:
     def __init__(self, journal: ExchangeJournal, user: Client, id: str, reserved: int) -> None:
         self._journal, self._user, self._id, self._reserved = journal, user, id, reserved
         self._began = time.monotonic()
+        self._first_ms: int | None = None
+
+    def _ms(self) -> int:
+        return round((time.monotonic() - self._began) * 1000)
 
     def begin(self, front: str, model: str, stream: bool) -> None:
         """Write the first line. Raises StoreError, and gives the reservation back."""
@@ -110,6 +115,15 @@ class _Entry:
         except BackplaneError:
             self._user.settle(self._reserved, 0)
             raise
+
+    def reached(self, work: Exchange) -> None:
+        """Write that the first piece goes to the client."""
+        self._first_ms, target = self._ms(), work.report.target
+        with suppress(BackplaneError):  # A full disk: the answer is paid for, so it goes on.
+            self._journal.write(ExchangeFirst(
+                id=self._id, at=now(), ms=self._first_ms, backend=None if target is None else target.backend,
+                model=None if target is None else target.model, tried=work.report.tried,
+            ))  # fmt: skip
 
     def end(
         self, work: Exchange, status: int | None, error: BackplaneError | None, *, is_left: bool, is_over: bool
@@ -138,9 +152,9 @@ class _Entry:
                 id=self._id, at=now(), client=self._user.name, end=outcome,
                 status=status, backend=None if target is None else target.backend,
                 model=None if target is None else target.model, tried=report.tried, tokens=tokens, cost=cost,
-                charged=charged, ms=round((time.monotonic() - self._began) * 1000), losses=len(report.losses),
+                charged=charged, ms=self._ms(), first_ms=self._first_ms, losses=len(report.losses),
                 lost=tuple(f"{one.path or '/'} {one.kind} {one.code}" for one in report.losses[:LOSSES_MAX]),
-                error=None if words is None else words[:400],
+                code=None if error is None else error.code, error=None if words is None else words[:400],
             ))  # fmt: skip
 
 

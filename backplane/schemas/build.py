@@ -56,6 +56,7 @@ _PRINTED: Final = {
     "cli_conform": "backplane.conform.runner:Report",
     "cli_cost": "backplane.cli.cost:Spend",
     "cli_doctor": "backplane.cli.doctor:DoctorCheck",
+    "cli_exchanges": "backplane.gateway.record:RecordedExchange",
     "cli_queue_limit": "backplane.scale.engine:QueueLimits",
     "cli_queue_list": "backplane.scale.engine:Status",
     "cli_queue_show": "backplane.scale.commands.common:QueuedOrder",

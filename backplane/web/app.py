@@ -72,7 +72,11 @@ class Routes:
             routes=[
                 Route("/", self._desk),
                 Route("/run/{run}", self._desk),
+                Route("/gateway", self._desk),
+                Route("/gateway/{exchange}", self._desk),
                 Route("/api/runs", self._runs),
+                Route("/api/exchanges", self._exchanges),
+                Route("/api/exchange/{exchange}", self._exchange),
                 Route("/api/run/{run}/rows", self._rows),
                 Route("/api/run/{run}/report", self._report),
                 *(Route(f"/api/run/{{run}}/{act.__name__}", self._route(act), methods=["POST"]) for act in acts),
@@ -86,6 +90,13 @@ class Routes:
     def _runs(self, request: Request) -> Response:
         asked = [request.query_params.get(name, "") for name in ("text", "state")]
         return _json(feed.runs(self._home, *asked))
+
+    def _exchanges(self, request: Request) -> Response:
+        asked = [request.query_params.get(name, "") for name in ("text", "state")]
+        return _json(feed.exchanges(self._home, *asked))
+
+    def _exchange(self, request: Request) -> Response:
+        return _json(feed.exchange(self._home, _id(request, "exchange")))
 
     def _rows(self, request: Request) -> Response:
         with Store.open(self._home, readonly=True) as store:
@@ -144,12 +155,12 @@ def _changed(done: Applied, given: FormFields) -> str:
     return ": ".join(filter(None, (done.describe(is_check=given.check), names(done.files))))
 
 
-def _id(request: Request) -> str:
-    """Return the id of the request's run; only a UUID is looked up on disk."""
+def _id(request: Request, kind: str = "run") -> str:
+    """Return the id of the request's run or exchange; only a UUID is looked up on disk."""
     try:
-        return str(uuid.UUID(request.path_params["run"]))
+        return str(uuid.UUID(request.path_params[kind]))
     except ValueError as error:
-        raise ConfigError("config_invalid", "the address has no run id") from error
+        raise ConfigError("config_invalid", f"the address has no {kind} id") from error
 
 
 def _json(value: Any, status: int = 200) -> Response:

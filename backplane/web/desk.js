@@ -29,6 +29,8 @@
     document.title = `${waiting ? `(${waiting}) ` : ''}${title ? `${title} — ` : ''}backplane`;
   }
 
+  const isGateway = () => /^\/gateway(\/|$)/.test(location.pathname);
+
   // The list: one loop. A new look ends the one before it, whose answer is dropped.
   let looks = null, timer = 0, isLost = false;
   function look(wait) {
@@ -38,7 +40,7 @@
     timer = setTimeout(async () => {
       try {
         const [text, state] = fields.map((field) => field.value);
-        const answer = await ask(`/api/runs?${new URLSearchParams({ text, state })}`, { signal: mine.signal });
+        const answer = await ask(`/api/${isGateway() ? 'exchanges' : 'runs'}?${new URLSearchParams({ text, state })}`, { signal: mine.signal });
         const told = await answer.json();
         if (mine !== looks) return;
         if (isLost) note.textContent = '';
@@ -52,7 +54,8 @@
   function draw({ html, waiting: waits, live }) {
     waiting = waits;
     retitle();
-    $('counts').textContent = [waits && `${waits} waiting`, live - waits && `${live - waits} running`]
+    const running = isGateway() ? live && `${live} open` : live - waits && `${live - waits} running`;
+    $('counts').textContent = [waits && `${waits} waiting`, running]
       .filter(Boolean).join(' · ');
     if (html !== drawn) {
       const focused = list.contains(document.activeElement) ? document.activeElement.id : '';
@@ -78,6 +81,21 @@
           rest = lines.pop();
           lines.forEach((line) => take(JSON.parse(line)));
         }
+      } catch (error) { if (mine === stream) note.textContent = error.message; }
+      if (!isOver) await new Promise((done) => setTimeout(done, 1000));
+    }
+  }
+  // One exchange of the gateway: it is asked for again until it has ended.
+  async function poll(id) {
+    const mine = stream = new AbortController();
+    let before = '';
+    while (mine === stream && !isOver) {
+      try {
+        const told = await (await ask(`/api/exchange/${id}`, { signal: mine.signal })).json();
+        if (mine !== stream) return;
+        if (told.html !== before) run.innerHTML = before = told.html;
+        title = told.title; isOver = told.over;
+        retitle();
       } catch (error) { if (mine === stream) note.textContent = error.message; }
       if (!isOver) await new Promise((done) => setTimeout(done, 1000));
     }
@@ -140,11 +158,16 @@
   });
 
   // Places
+  const place = () => /^\/(run|gateway)\/([\w-]+)$/.exec(location.pathname) || [];
   function go() {
-    const id = /^\/run\/([\w-]+)$/.exec(location.pathname)?.[1];
+    const [, kind, id] = place();
     stream?.abort();
     stream = null; isOver = false; title = ''; note.textContent = '';
     run.replaceChildren();
+    $('back').href = isGateway() ? '/gateway' : '/';
+    for (const tab of document.querySelectorAll('#tabs a')) {
+      tab.setAttribute('aria-current', (tab.pathname === '/gateway') === isGateway() ? 'page' : 'false');
+    }
     desk.classList.toggle('open', Boolean(id));
     retitle();
     if (!token) {
@@ -153,7 +176,7 @@
       return;
     }
     look(0);
-    if (id) follow(id);
+    if (id) (kind === 'run' ? follow : poll)(id);
   }
   document.addEventListener('click', (event) => {
     const link = event.target.closest('a[href^="/"]');
@@ -164,8 +187,10 @@
   });
   addEventListener('popstate', go);
   document.addEventListener('visibilitychange', () => {  // A browser has six connections for one server.
-    const id = location.pathname.slice(5);
-    if (document.hidden) { stream?.abort(); stream = null; } else if (token && id && !isOver && !stream) follow(id);
+    const [, kind, id] = place();
+    if (document.hidden) { stream?.abort(); stream = null; } else if (token && id && !isOver && !stream) {
+      (kind === 'run' ? follow : poll)(id);
+    }
   });
   fields.forEach((field) => field.addEventListener('input', () => look(150)));
   $('filter').addEventListener('submit', (event) => event.preventDefault());

@@ -1,4 +1,4 @@
-"""Draws the parts that only the desk has: items of the list, open questions, buttons of a run. Pure."""
+"""Draws the parts that only the desk has: items of the lists, exchanges, questions, buttons of a run. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Final
 
 from backplane.contract.receipt import findings_of
 from backplane.errors import BackplaneError
+from backplane.gateway.record import RecordedExchange
 from backplane.receipts.memory import Remembered
 from backplane.view.asked import decided
 from backplane.view.diff import kind_of
+from backplane.view.exchanges import diagnose_exchange, exchange_facts, exchange_standing, figures_of, models_of
 from backplane.view.figures import ago, count, counted, elapsed, lasting, milliseconds, money, standing
 from backplane.view.html import Html, join, tag, text
 from backplane.view.page import NOTHING, Shown
@@ -20,6 +22,10 @@ from backplane.view.text import one_line
 NO_RUNS: Final = {
     False: '<li class="none">No runs yet. Start one: <code>backplane run "fix the failing test"</code></li>',
     True: '<li class="none">No run matches the filter.</li>',
+}
+NO_EXCHANGES: Final = {
+    False: '<li class="none">No exchanges yet. Start the gateway: <code>backplane gateway</code></li>',
+    True: '<li class="none">No exchange matches the filter.</li>',
 }
 TASK_CHARS_MAX: Final = 300
 
@@ -51,6 +57,45 @@ def item(run: Remembered, now_ms: int) -> Html:
         tag("span", text(one_line(run.cause)), class_=f"{tone} more") if run.cause else NOTHING,
     )
     return tag("li", tag("a", *inner, href=f"/run/{run.run_id}", id=f"run-{run.run_id}"))
+
+
+def exchange_item(one: RecordedExchange, now_ms: int) -> Html:
+    """Draw one exchange of the gateway as an item of the list."""
+    word, tone = exchange_standing(one)
+    facts = exchange_facts(one, now_ms)
+    began_ms = milliseconds(one.began_at)
+    shown = (
+        facts["client"],
+        ago(now_ms - began_ms) if began_ms is not None else "",
+        facts["took"],
+        figures_of(one),
+        money(one.cost_usd_micros) if one.cost_usd_micros is not None else "",
+    )
+    inner = (
+        tag("b", text(word), class_=tone),
+        tag("span", text(models_of(one)), class_="task"),
+        tag("span", *(tag("span", text(fact)) for fact in shown if fact), class_="dim meta"),
+        tag("span", text(facts["error"]), class_=f"{tone} more") if facts["error"] else NOTHING,
+    )
+    return tag("li", tag("a", *inner, href=f"/gateway/{one.id}", id=f"exchange-{one.id}"))
+
+
+def exchange(one: RecordedExchange, now_ms: int) -> Html:
+    """Draw one exchange of the gateway: why it stands so, its facts, and its losses."""
+    word, tone = exchange_standing(one)
+    found, facts = diagnose_exchange(one, now_ms), {"id": one.id, **exchange_facts(one, now_ms)}
+    status = f", HTTP {one.status}" if one.status is not None else ""
+    facts["losses"] = f"{one.losses}; the first are below" if one.losses > len(one.lost) else str(one.losses or "")
+    pairs = [join(tag("dt", text(name)), tag("dd", text(words))) for name, words in facts.items() if words]
+    lost = [tag("li", tag("code", text(one_line(row)))) for row in one.lost]
+    steps = [tag("li", text(step)) for step in found.next]
+    return join(
+        tag("h1", text(models_of(one))),
+        tag("p", tag("b", text(word), class_=tone), text(f"{status}: {found.verdict}")),
+        tag("ul", *steps) if steps else NOTHING,
+        tag("dl", *pairs, class_="listed"),
+        join(tag("h2", text("What the service could not get")), tag("ul", *lost)) if lost else NOTHING,
+    )
 
 
 def question(ask: ShownQuestion, read_only: bool) -> Html:

@@ -1,4 +1,4 @@
-"""Supplies the desk with the list of runs, and with one run as it grows: JSON with rendered HTML."""
+"""Supplies the desk with the lists of runs and exchanges, and with one of them as it grows: JSON with HTML."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.errors import StoreError
-from backplane.receipts.memory import Remembered, mentions, remembered, state_of
+from backplane.errors import ConfigError, StoreError
+from backplane.gateway.journal import beginning, recorded
+from backplane.gateway.record import RecordedExchange
+from backplane.receipts.memory import Remembered, mentions, remembered, state_of, unsettled
 from backplane.receipts.recovery import is_live
 from backplane.receipts.store import Store
 from backplane.receipts.tail import LOOK_S, Tail
 from backplane.runtime.results import kept
+from backplane.view.exchanges import mentions_all
 from backplane.view.load import moment_of, shown_of
 from backplane.view.page import PARTS, Shown, draw_row, part, verdict
 from backplane.view.picture import Picture
@@ -55,6 +58,36 @@ def runs(home: Path, words: str, state: str) -> dict[str, Any]:
     found.sort(key=lambda run: (not run.waits, run.state != "live"))
     html = "".join(draw.item(run, time.time_ns() // 1_000_000) for run in found)
     return {"html": html or draw.NO_RUNS[bool(words or state)], "waiting": waiting, "live": live}
+
+
+def exchanges(home: Path, words: str, state: str) -> dict[str, Any]:
+    """Return the newest exchanges of the gateway that have all these words, open ones first.
+
+    Args:
+        state: `live` or `failed`; any other means all.
+    """
+    now_ms, found, live = time.time_ns() // 1_000_000, list[RecordedExchange](), 0
+    for one in recorded(home):  # The live ones come first.
+        live += one.state == "live"
+        if (state == "failed" and not one.has_failed) or (state == "live" and one.state != "live"):
+            continue
+        if mentions_all(one, words.split()):
+            found.append(one)
+        if len(found) == RUNS_MAX:
+            break
+    with Store.open(home, readonly=True) as store:
+        waiting = sum(run.waits for run in unsettled(store))
+    html = "".join(draw.exchange_item(one, now_ms) for one in found)
+    return {"html": html or draw.NO_EXCHANGES[bool(words or state)], "waiting": waiting, "live": live}
+
+
+def exchange(home: Path, id: str) -> dict[str, Any]:
+    """Return one exchange of the gateway as it is now. Raises ConfigError `config_invalid`: there is none."""
+    found = beginning(home, id)
+    if not found:
+        raise ConfigError("config_invalid", f"no exchange {id} is recorded", hint="backplane runs --gateway")
+    html = draw.exchange(found[0], time.time_ns() // 1_000_000)
+    return {"html": html, "title": f"{found[0].client}: {found[0].asked}", "over": found[0].state == "ended"}
 
 
 def follow(home: Path, run: Remembered, *, read_only: bool) -> Iterator[bytes]:

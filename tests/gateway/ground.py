@@ -15,7 +15,8 @@ from anyio.from_thread import start_blocking_portal
 
 from backplane.config import BackendSettings, GatewaySettings, Settings
 from backplane.gateway.agents import agent_targets
-from backplane.gateway.journal import ExchangeEnd, Line, lines_of
+from backplane.gateway.journal import lines_of
+from backplane.gateway.record import ExchangeBegin, ExchangeEnd, Line
 from backplane.gateway.serving import open_gateway
 from backplane.runtime.plane import ControlPlane
 from backplane.testing import PROTOCOLS, ModelServer, ProtocolName
@@ -46,8 +47,9 @@ class Gate:
         """The ends of all exchanges that have begun; a client may have its answer before the line is written."""
         deadline = time.monotonic() + WAIT_S
         while True:
-            ends = [line for line in self.lines if isinstance(line, ExchangeEnd)]
-            if 2 * len(ends) == len(self.lines) or time.monotonic() > deadline:
+            lines = self.lines
+            ends = [line for line in lines if isinstance(line, ExchangeEnd)]
+            if len(ends) == sum(isinstance(line, ExchangeBegin) for line in lines) or time.monotonic() > deadline:
                 return ends
             time.sleep(POLL_S)
 

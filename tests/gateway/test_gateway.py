@@ -13,7 +13,7 @@ import pytest
 from backplane.cli import main
 from backplane.config import GatewayClientSettings
 from backplane.gateway.clients import digest
-from backplane.gateway.journal import ExchangeBegin
+from backplane.gateway.record import ExchangeBegin
 from backplane.testing import PROTOCOLS, Call, Failure, Fault, ModelServer, ProtocolName, ScriptUsage, Turn
 from tests.gateway.ground import KEY, Gate, all_of, backend, gateway
 from tests.scripted import events, question

@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from backplane.gateway.journal import ExchangeBegin, ExchangeEnd, lines_of
+from backplane.gateway.journal import lines_of
+from backplane.gateway.record import ExchangeBegin, ExchangeEnd, ExchangeFirst
 from backplane.testing import Fault, ModelServer, Turn
 from tests.gateway.ground import KEY, Gate, all_of, backend, gateway
 from tests.gateway.test_gateway import BEARER, CHAT, GEMINI, MESSAGES, ask, said
@@ -247,6 +248,10 @@ def started(folder: Path, server: ModelServer, *words: str) -> Iterator[tuple[su
             program.kill()
 
 
+KILLED = 100
+"""Streams that are open when the gateway is killed."""
+
+
 def test_a_killed_gateway_leaves_a_record_of_every_exchange(tmp_path: Path) -> None:
     slow = Turn(text="word " * 400, pieces=400, fault=Fault(pause_ms=20), times=None)
     path, body = question(CHAT, stream=True)
@@ -254,13 +259,17 @@ def test_a_killed_gateway_leaves_a_record_of_every_exchange(tmp_path: Path) -> N
     ends = []
     with ModelServer(slow) as server:
         with started(tmp_path, server) as (program, gate, key):
-            for _ in range(50):
+            for _ in range(KILLED):
                 end = socket.create_connection(("127.0.0.1", gate.port), timeout=5)
                 ends.append(end)
                 end.sendall(
                     head(gate, f"authorization: Bearer {key}", f"content-length: {len(data)}", path=path) + data
                 )
-            server.wait_requests(50)
+            server.wait_requests(KILLED)
+            # Half of the clients have read a piece; how far the others are is known to the record alone.
+            for end in ends[: KILLED // 2]:
+                while b"word" not in end.recv(1 << 16):
+                    pass
             program.kill()
             program.wait()
         began = time.monotonic()
@@ -271,9 +280,12 @@ def test_a_killed_gateway_leaves_a_record_of_every_exchange(tmp_path: Path) -> N
     for end in ends:
         end.close()
     begun = [line.id for line in lines if isinstance(line, ExchangeBegin)]
-    ended = {line.id: line.end for line in lines if isinstance(line, ExchangeEnd)}
-    assert len(begun) == 50
-    assert [ended[one] for one in begun] == ["interrupted"] * 50
+    reached = {line.id: (line.backend, line.ms) for line in lines if isinstance(line, ExchangeFirst)}
+    ended = {line.id: line for line in lines if isinstance(line, ExchangeEnd)}
+    assert len(begun) == KILLED
+    assert [ended[one].end for one in begun] == ["interrupted"] * KILLED
+    assert KILLED // 2 <= len(reached) <= KILLED
+    assert {one: (line.backend, line.first_ms) for one, line in ended.items() if line.backend} == reached
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.all.doors.test_web import Page, served
+from tests.gateway.test_gateway_record import begin, end, first, write
 from tests.hostile import HOSTILE as HOSTILE_TEXTS
 from tests.peers import ROOT
 from tests.runs import HELLO, PRELUDE
@@ -271,3 +272,26 @@ def test_another_page_can_neither_frame_nor_read_it(served: Callable[..., Page],
     foreign.wait_for_timeout(500)
     assert not any("backplane" in frame.content() for frame in foreign.frames[1:])
     context.close()
+
+
+def test_an_exchange_of_the_gateway_is_found_in_its_tab_and_ends_live(
+    served: Callable[..., Page], browser: Any, backplane_home: Path
+) -> None:
+    journal = write(backplane_home, begin(1), first(1))
+    page = served()
+    page.done("true")
+    tab = opened(browser, page)
+    tab.click("#tabs a:text('Gateway')")
+    tab.wait_for_selector("#counts:text('1 open')")
+    tab.click("#list a")
+    tab.wait_for_selector("article b:text('answering')")
+    journal.write(end(1, backend="a", model="big", tokens={"input": 5, "output": 7}))
+    journal.close()
+    tab.wait_for_selector("article b:text('complete')")
+    tab.wait_for_selector("#list b:text('complete')")
+    assert "5 in, 7 out" in tab.inner_text("article")
+    tab.reload()
+    tab.wait_for_selector("article b:text('complete')")
+    tab.click("#tabs a:text('Runs')")
+    tab.wait_for_selector("#list a[href^='/run/']")
+    tab.close()

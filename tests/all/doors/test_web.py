@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.gateway.test_gateway_record import ID, begin, end, write
 from tests.peers import ROOT
 from tests.runs import HELLO, PRELUDE
 
@@ -258,3 +259,28 @@ def test_a_taken_port_and_a_wrong_one_are_refused(served: Callable[..., Page]) -
     for port in (page.origin.rpartition(":")[2], "99999"):
         command = [sys.executable, "-m", "backplane", "web", "--port", port]
         assert subprocess.run(command, capture_output=True, cwd=ROOT, timeout=20, check=False).returncode == 2
+
+
+def test_the_gateways_exchanges_have_a_list_and_a_page_of_their_own(
+    served: Callable[..., Page], backplane_home: Path
+) -> None:
+    failed = end(1, end="failed", error=HOSTILE, losses=1, lost=("/n",))
+    journal = write(backplane_home, begin(1, client=HOSTILE), failed, begin(2))
+    page = served()
+    listed = page.client.get("/api/exchanges").json()
+    assert re.findall(r'href="/gateway/([^"]+)"', listed["html"]) == [ID.format(2), ID.format(1)]
+    assert listed["live"] == 1
+    assert "<script" not in listed["html"]
+    only = page.client.get("/api/exchanges", params={"state": "failed"}).json()["html"]
+    assert re.findall(r'href="/gateway/([^"]+)"', only) == [ID.format(1)]
+    assert page.client.get("/gateway").text == page.client.get(f"/gateway/{ID.format(1)}").text
+    one = page.client.get(f"/api/exchange/{ID.format(2)}").json()
+    assert (one["over"], "the service has been asked" in one["html"]) == (False, True)
+    journal.write(end(2))
+    assert page.client.get(f"/api/exchange/{ID.format(2)}").json()["over"] is True
+    shown = page.client.get(f"/api/exchange/{ID.format(1)}").json()["html"]
+    assert "<code>/n</code>" in shown
+    assert "<script" not in shown
+    assert page.client.get(f"/api/exchange/{NO_RUN}").status_code == 400
+    assert page.client.get("/api/exchange/..").status_code in (400, 404)
+    journal.close()
