@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from backplane.errors import PolicyError, WorkspaceError
 from backplane.workspace import Patch, Quota, Workspace, apply_patch, collect, open_workspace, writing
 from backplane.workspace.patch import load
-from backplane.workspace.repo import Repo, state_commands
+from backplane.workspace.repo import Repo
 from tests.receipt_writer import memory_of
 
 BIG = Quota(bytes_max=1 << 30, files_max=100_000)
@@ -705,8 +705,9 @@ def test_a_state_that_would_leave_the_root_is_refused(place: Place) -> None:
     place.patch_of([("b", "B\n")])
     repo, record = Repo(place.run_dir / "repo.git"), place.run_dir / "patch.json"
     (leaf,) = [target.after for target in load(place.run_dir).targets.values() if target.after is not None]
-    state = repo.state(repo.load(iter((state_commands("forged", {}, {"../evil": leaf}),))))
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"tree": state.tree}))
+    with repo.storing() as objects:
+        state = objects.state({}, {"../evil": leaf})
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"tree": state}))
     with pytest.raises(WorkspaceError, match="not a file of the workspace"):
         apply_patch(place.run_dir)
 

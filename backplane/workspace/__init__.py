@@ -1,9 +1,9 @@
 """The place an agent works in, and what it changed there.
 
-A folder goes in; a copy, or the folder itself, is worked in; a git patch comes out, which can be put into the original
-later. `workspace` opens, copies and closes, `baseline` compares, `repo` is the run's repository of states, `patch` and
-`checkpoints` name them, `apply`, `bare` and `writing` write them; `repository` and `history` read the original's own
-repository; `tree` and `copying` are what they stand on.
+A folder goes in; the agent works in a copy, or in the folder itself; a git patch comes out, which can be applied to the
+original later. `workspace` opens, compares and closes, with `staging` and `baseline`; `repo` is the run's repository of
+states, in git's `objects`; `patch` and `checkpoints` name states, `apply`, `bare` and `writing` write them into a
+folder; `repository` and `history` read the original's own repository; `tree` and `copying` read and copy files.
 """
 
 from backplane.workspace.apply import Applied, apply_patch, go_on

@@ -20,8 +20,9 @@ import msgspec
 from backplane.errors import WorkspaceError
 from backplane.workspace import writing
 from backplane.workspace.baseline import git_mode
+from backplane.workspace.objects import LINK, Leaf, head_of, new_hash, object_id
 from backplane.workspace.patch import PathTarget, SavedPatch, failure, load, names
-from backplane.workspace.repo import CODE, LINK, REPO_NAME, Leaf, Repo, blob_command, blob_hash, blob_id
+from backplane.workspace.repo import CODE, REPO_NAME, Repo
 from backplane.workspace.tree import (
     FILE_FLAGS,
     READ_BYTES,
@@ -164,10 +165,11 @@ def _write(run: str, mark: Mark, plan: _Plan, planned: Writing, begun: Writing |
         WorkspaceError: a file has changed meanwhile, or could not be written after others were.
     """
     try:
-        plan.repo.load(map(blob_command, plan.made.values()))
+        with plan.repo.storing() as objects:
+            for leaf, data in plan.made.items():
+                objects.blob(leaf, data)
         mark.write(planned)
-        with plan.repo.contents({leaf.oid for _, leaf, _ in planned.fresh}) as contents:
-            places = writing.write_temporary(plan.root, planned, contents, plan.found)
+        places = writing.write_temporary(plan.root, planned, plan.repo, plan.found)
     except BaseException:
         writing.remove_temporary(plan.root, planned)
         mark.write(begun) if begun is not None else mark.remove()
@@ -193,8 +195,8 @@ class _Plan:
         """The facts of each path; a file that has others when it is replaced is refused."""
         self.targets: list[PathTarget] = []
         """Paths that do not have their new content, with their present one as `before`."""
-        self.made: dict[str, bytes] = {}
-        """StoredContents that are kept nowhere yet, by git's name."""
+        self.made: dict[Leaf, bytes] = {}
+        """Merged contents, which are not stored yet."""
         self._all, self._mark, self._merged = all_targets, mark, False
         self._now: dict[str, Leaf | None] = {}
 
@@ -204,10 +206,8 @@ class _Plan:
 
     def read_all(self) -> None:
         """Read every new content. Raises WorkspaceError if one is not as it was kept."""
-        oids = {target.after.oid for target in self.targets if target.after is not None} - self.made.keys()
-        with self.repo.contents(oids) as contents:
-            for oid in oids:
-                collections.deque(contents.pieces(oid), maxlen=0)
+        for leaf in {target.after for target in self.targets if target.after is not None} - self.made.keys():
+            collections.deque(self.repo.pieces(leaf.oid), maxlen=0)
 
     def make(self, merge: bool) -> None:
         """Compare every path. Raises WorkspaceError: files have changed, or conflict."""
@@ -240,7 +240,7 @@ class _Plan:
             elif is_file:
                 self._now[path] = Leaf(git_mode(facts), _hash_file(place, sha256=self.repo.sha256))
             else:
-                self._now[path] = Leaf(LINK, blob_id(os.fsencode(os.readlink(place)), sha256=self.repo.sha256))
+                self._now[path] = Leaf(LINK, object_id(os.fsencode(os.readlink(place)), sha256=self.repo.sha256))
         return self._now[path]
 
     def _blocked(self) -> list[str]:
@@ -313,7 +313,9 @@ class _Merge:
         if self._renames is None:
             before = {each.path: each.before for each in self._targets.values() if each.before is not None}
             after = {each.path: each.after for each in self._targets.values() if each.after is not None}
-            rows = self._plan.repo.rows_of(before, after)
+            with self._plan.repo.storing() as objects:
+                state = objects.state(before, after)
+            rows = self._plan.repo.rows(state)
             self._renames = {os.fsdecode(row.old_path): os.fsdecode(row.path) for row in rows if row.old_path}
         return self._renames.get(path)
 
@@ -327,8 +329,8 @@ class _Merge:
             return self._keep(mode, self._present(path, ours))
         if LINK in (base.mode, ours.mode, theirs.mode):
             raise _ConflictError
-        with self._plan.repo.contents((base.oid, theirs.oid)) as contents:
-            both = self._plan.repo.merge(self._present(path, ours), contents.read(base.oid), contents.read(theirs.oid))
+        repo = self._plan.repo
+        both = repo.merge(self._present(path, ours), repo.read(base.oid), repo.read(theirs.oid))
         if both is None:
             raise _ConflictError
         return self._keep(mode, both)
@@ -341,13 +343,13 @@ class _Merge:
         else:
             with open(os.open(place, FILE_FLAGS), "rb") as file:
                 data = file.read()
-        if blob_id(data, sha256=self._plan.repo.sha256) != leaf.oid:
+        if object_id(data, sha256=self._plan.repo.sha256) != leaf.oid:
             raise failure(f"'{printable(path)}' was changed just now; nothing was applied", "try again")
         return data
 
     def _keep(self, mode: int, data: bytes) -> Leaf:
-        leaf = Leaf(mode, blob_id(data, sha256=self._plan.repo.sha256))
-        self._plan.made[leaf.oid] = data
+        leaf = Leaf(mode, object_id(data, sha256=self._plan.repo.sha256))
+        self._plan.made[leaf] = data
         return leaf
 
 
@@ -355,7 +357,7 @@ def _hash_file(path: str, *, sha256: bool) -> str:
     """Return the git object id of a file's content; the file is read in pieces. Raises OSError."""
     with opened(os.open(path, FILE_FLAGS)) as file:
         left = os.fstat(file).st_size
-        digest = blob_hash(left, sha256=sha256)
+        digest = new_hash(head_of(left), sha256=sha256)
         while left > 0 and (piece := os.read(file, min(left, READ_BYTES))):
             left -= len(piece)
             digest.update(piece)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +18,9 @@ from backplane.errors import WorkspaceError
 from backplane.policy.paths import unescaped
 from backplane.workspace.apply import APPLIED_ALREADY, Applied, explained, put
 from backplane.workspace.baseline import read_leaf
+from backplane.workspace.objects import Leaf
 from backplane.workspace.patch import PATCH_NAME, PathTarget, checked, failure, names
-from backplane.workspace.repo import REPO_NAME, Leaf, Repo, blob_command, commit_command
+from backplane.workspace.repo import REPO_NAME, Repo
 from backplane.workspace.tree import FILE_FLAGS, READ_BYTES, look_at, printable, remove_tree
 from backplane.workspace.writing import mark_of
 
@@ -83,8 +83,15 @@ class _Bare:
         repo = self._repo
         paths, becomes = self._read()
         before: dict[str, Leaf] = {}
-        repo.load(self._store(paths, before))
-        repo.git("read-tree", "refs/heads/now")
+        with repo.storing() as objects:
+            for path in paths:
+                facts = look_at(self._root, path)
+                found = read_leaf(f"{self._root}/{path}", facts, sha256=repo.sha256) if facts else None
+                if found is not None:
+                    before[path] = found[0]
+                    objects.blob(*found)
+            now = objects.tree(before)
+        repo.git("read-tree", now)
         self._apply()
         after = repo.leaves(repo.git("write-tree").stdout.decode().strip())
         known = becomes | {leaf.oid for leaf in before.values()}
@@ -104,16 +111,6 @@ class _Bare:
                 elif (found := _BECOMES.match(line)) is not None:
                     becomes.add(found[1].decode())
         return sorted(map(checked, paths)), becomes
-
-    def _store(self, paths: list[str], before: dict[str, Leaf]) -> Iterator[bytes]:
-        """Yield the commands that store the present files as the branch `now`, and list them in `before`."""
-        for path in paths:
-            facts = look_at(self._root, path)
-            found = read_leaf(f"{self._root}/{path}", facts, sha256=self._repo.sha256) if facts else None
-            if found is not None:
-                before[path] = found[0]
-                yield blob_command(found[1])
-        yield commit_command("now", before)
 
     def _apply(self) -> None:
         words = ("apply", "--cached", "--binary", "--whitespace=nowarn")

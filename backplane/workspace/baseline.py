@@ -1,29 +1,25 @@
-"""What a workspace was when the run began, and what has changed since.
-
-Facts of files go in at the start; at the end a listing of the same tree becomes leaves before and after, and the
-commands that store the new contents.
-"""
+"""Records the files of a workspace when the run begins, and finds those that have changed since."""
 
 from __future__ import annotations
 
 import os
 import stat
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
 
-from backplane.workspace.repo import FILE, LINK, PROGRAM, Leaf, blob_command, blob_id
+from backplane.workspace.objects import FILE, LINK, PROGRAM, Leaf, PackWriter, object_id
 from backplane.workspace.tree import Listing, Scope, give_rights, names_repository, read_file
 
 BLOB_BYTES_MAX: Final = 64 << 20
-"""Largest file that is compared by content and can be in a patch. A binary patch costs git some four times the file in
-memory; a larger file that changed is named as left out."""
+"""Size in bytes of the largest file that can be in a patch; git's diff of a binary file takes some four times as much
+memory. A larger file that has changed is named as left out."""
 
 UNSURE_NS: Final = 2_000_000_000
-"""A file changed this shortly before the baseline was finished is read again at the end: its time may not tell a later
-change apart. The coarsest clock of a common file system (FAT) is two seconds."""
+"""A file that changed less than this before the baseline was complete is read again at the end, because a later change
+may have the same time. The coarsest clock of a common file system (FAT) has steps of two seconds."""
 
 _Signature = tuple[int, int, int, int, int]
 
@@ -33,20 +29,20 @@ class Known(msgspec.Struct, frozen=True, gc=False):
 
     signature: _Signature
     leaf: Leaf | None = None
-    """None when its content is not kept: it is ignored, or too large."""
+    """None if its content is not kept, because it is ignored or too large."""
     tracked: bool = True
-    """False when git's rules ignore it: changes are counted, not patched."""
+    """False if git's rules ignore it: changes are counted, but not in the patch."""
 
 
 class Changes(msgspec.Struct):
-    """Everything that differs from the baseline."""
+    """The differences from the baseline."""
 
     before: dict[str, Leaf] = {}
     after: dict[str, Leaf] = {}
     ignored_count: int = 0
     left_out: list[str] = []
-    """Changed, but not in the patch: too large, outside of the order's selection, no regular file, or a name that git
-    takes for its own folder's."""
+    """Changed files that are not in the patch: they are too large, not selected by the order, not regular, or have a
+    name that git keeps for its own folder."""
 
     @property
     def paths(self) -> set[str]:
@@ -54,7 +50,7 @@ class Changes(msgspec.Struct):
 
 
 def signature(facts: os.stat_result) -> _Signature:
-    """What differs whenever a file was changed; the change time cannot be set by a program."""
+    """Return facts of which at least one differs after a change of the file; no program can set the change time."""
     return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_mode
 
 
@@ -66,24 +62,24 @@ def git_mode(facts: os.stat_result) -> int:
 
 
 def read_leaf(path: str, facts: os.stat_result, *, sha256: bool) -> tuple[Leaf, bytes] | None:
-    """Read a link or a file whole; None for another one, or one over `BLOB_BYTES_MAX`. Raises OSError."""
+    """Read a link or a regular file of at most `BLOB_BYTES_MAX`; return None for any other. Raises OSError."""
     if stat.S_ISLNK(facts.st_mode):
         data = os.fsencode(os.readlink(path))
     elif found := read_file(path, BLOB_BYTES_MAX):
         data, facts = found
     else:
         return None
-    return Leaf(git_mode(facts), blob_id(data, sha256=sha256)), data
+    return Leaf(git_mode(facts), object_id(data, sha256=sha256)), data
 
 
 class Baseline:
-    """Files as they were: `known` is filled until `seal`, then `find_changes` compares."""
+    """The files of a workspace at the start: `note` adds one, `seal` ends this, `find_changes` compares."""
 
     def __init__(self) -> None:
         self.known: dict[str, Known] = {}
         self._sealed_ns = 0
         self._confirmed: dict[str, _Signature] = {}
-        """Files that were read since and found unchanged, at a time that tells later changes apart."""
+        """Files that were read later and had not changed; their times are old enough to reveal a further change."""
 
     def note(self, path: str, facts: os.stat_result, leaf: Leaf | None, *, tracked: bool = True) -> None:
         """Remember a file."""
@@ -93,27 +89,25 @@ class Baseline:
         self._sealed_ns = time.time_ns()
 
     def _is_same(self, path: str, old: Known, facts: os.stat_result) -> bool:
-        """Whether a file need not be read to know that it has not changed."""
+        """Return True if a file's facts prove that it has not changed."""
         now = signature(facts)
         if self._confirmed.get(path) == now or (old.leaf is None and old.signature == now):
             return True
         return old.signature == now and facts.st_ctime_ns < self._sealed_ns - UNSURE_NS
 
     def find_changes(
-        self, root: str, listing: Listing, ignored: Collection[str], scope: Scope, changes: Changes, *, sha256: bool
-    ) -> Iterator[bytes]:
+        self, root: str, listing: Listing, ignored: Collection[str], scope: Scope, objects: PackWriter
+    ) -> Changes:
         """Compare a listing of the tree with the baseline; files whose facts are the same are not read.
 
         Args:
             ignored: new files that are only counted.
-            changes: is filled.
-
-        Yields:
-            The commands of `git fast-import` that store the new contents.
+            objects: stores the new contents.
 
         Raises:
             WorkspaceError: the scope's code; a file cannot be read, or the changes pass the quota.
         """
+        changes = Changes()
         looked_ns, left_bytes, gone = time.time_ns(), scope.quota.bytes_max, dict(self.known)
         for path, facts in listing.files:
             old = gone.pop(path, None)
@@ -125,15 +119,14 @@ class Baseline:
                 continue
             try:
                 if scope.mend and not facts.st_mode & 0o400:
-                    give_rights(os.path.join(root, path), facts.st_mode | 0o400)
-                found = read_leaf(os.path.join(root, path), facts, sha256=sha256)
+                    give_rights(f"{root}/{path}", facts.st_mode | 0o400)
+                leaf, data = read_leaf(f"{root}/{path}", facts, sha256=objects.sha256) or (None, b"")
             except FileNotFoundError:
                 if old is not None:
                     gone[path] = old
                 continue
             except OSError as error:
                 raise scope.cannot("read", path, error) from error
-            leaf, data = found or (None, b"")
             if leaf is not None and old is not None and old.leaf == leaf:
                 if facts.st_ctime_ns < looked_ns - UNSURE_NS:
                     self._confirmed[path] = signature(facts)
@@ -147,10 +140,7 @@ class Baseline:
                 changes.after[path] = leaf
                 if old is not None and old.leaf is not None:
                     changes.before[path] = old.leaf
-                yield blob_command(data)
-        self._note_gone(gone, changes)
-
-    def _note_gone(self, gone: dict[str, Known], changes: Changes) -> None:
+                objects.blob(leaf, data)
         for path, old in gone.items():
             if not old.tracked:
                 changes.ignored_count += 1
@@ -158,3 +148,4 @@ class Baseline:
                 changes.left_out.append(path)
             else:
                 changes.before[path] = old.leaf
+        return changes

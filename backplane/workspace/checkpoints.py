@@ -70,8 +70,7 @@ class Checkpoints:
                 is kept.
         """
         workspace, id = self._workspace, f"c{self._count + 1}"
-        state, changes = workspace.snapshot(id)
-        tree = state.tree if state is not None else workspace.repo.empty_tree
+        tree, changes = workspace.snapshot(id)
         if tree == (self.made[-1].tree if self.made else None):
             workspace.repo.forget(id)
             return None

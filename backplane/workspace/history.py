@@ -1,6 +1,6 @@
-"""The history of a staged copy: HEAD, refs and index of the original, and its objects by alternates.
+"""Shares the original's history with its staged copy: HEAD, refs and index are copied, objects come by alternates.
 
-The original is only read: nothing in it is run or written. Where the history cannot be shared, or has a path that the
+The original is only read: nothing in it is run or written. If the history cannot be shared, or has a path that the
 agent may not read, `Unshared` says why; the copy then gets a repository of one commit.
 """
 
@@ -22,39 +22,39 @@ from backplane.workspace.repository import Repository, copy_index, find
 from backplane.workspace.tree import GIT_NAME, parent, printable, read_short
 
 LOG_S_MAX: Final = 5.0
-"""Seconds for the search of all commits for paths that may not be read; 2,000 commits take 0.1."""
+"""Seconds to search all commits for paths that may not be read; 2,000 commits take 0.1."""
 
 REFS_MAX: Final = 100_000
 """Refs of one repository; the largest public ones have some ten thousand."""
 
 ALTERNATES_DEPTH: Final = 5
-"""Object folders that name further ones; git follows as many."""
+"""Depth to which object folders that name further ones are followed; git's own limit."""
 
 _TEXT_BYTES_MAX: Final = 64 << 20
 _OID: Final = re.compile(rb"(?:[0-9a-f]{40}|[0-9a-f]{64})")
 _HEAD: Final = re.compile(rb"(?:ref: (?P<ref>refs/[^\s\x00-\x1f]+)|[0-9a-f]{40}|[0-9a-f]{64})\s*")
 _OWN_REFS: Final = ("refs/bisect/", "refs/worktree/", "refs/rewritten/")
-"""Refs of one work tree's unfinished work, which does not come along."""
+"""Refs of one work tree's unfinished work; they are not copied."""
 
 _CARRIED: Final = ("autocrlf", "eol", "filemode", "ignorecase", "precomposeunicode", "safecrlf", "symlinks")
 """Settings of `core` that decide how a file is compared; none of them names a program."""
 
 _COMPARED: Final = {"trustctime": "false", "checkstat": "minimal", "untrackedcache": "false"}
-"""Settings of the copy's `core`: its files have the original's times and sizes, and so are as fresh as the index says.
-Filters (LFS, line ends) are not run there, so git's own judgement of the original counts."""
+"""Settings of the copy's `core`. Its files have the original's times and sizes, so git takes a file for unchanged if
+the original's index does, without running filters (LFS, line ends)."""
 
 _KNOWN_EXTENSIONS: Final = {"noop", "objectformat", "preciousobjects", "relativeworktrees", "worktreeconfig"}
 _OWN_PATHS: Final = (f"{GIT_NAME}/objects/info/alternates", f"{GIT_NAME}/packed-refs")
 """A rule that names these closes git's own folder, in the original and in the copy."""
 
 _SPARSE: Final = b"sdir\0\0\0\0"
-"""The extension of an index that has folders in place of their files: git needs the trees to read it."""
+"""Extension of an index that has folders in place of their files; git needs the trees to read it."""
 
 _WORD: Final = re.compile(r"[a-z]{1,10}")
 _ODD: Final = re.compile(r"[\s\x00-\x1f]|\.\.|^(?!refs/)")
 
-# With a folder of hooks, so that a sandbox can close it: a missing folder cannot be closed.
 AGENT_FOLDERS: Final = ("refs/heads", "refs/tags", "info", "objects/info", "objects/pack", "hooks")
+"""Folders in the copy's `.git`; a sandbox can close `hooks` only if it exists."""
 
 
 class Unshared(Exception):
@@ -68,49 +68,50 @@ class History(msgspec.Struct, frozen=True):
     """The original's, with its index."""
     objects: Path
     """The original's object folder."""
-    head: bytes
+    head: str
     refs: Mapping[str, str]
-    """Full name → object, or `ref: NAME` for a symbolic one."""
+    """Object, or `ref: NAME` for a symbolic ref, by full name."""
     shallow: bytes
     config: str
+
+    @property
+    def commit(self) -> str | None:
+        """The commit of HEAD; None if its branch has none yet."""
+        return self.refs.get(self.head.removeprefix("ref: ")) if self.head.startswith("ref: ") else self.head
 
     def write(self, git_dir: Path) -> None:
         """Fill a repository's folder, so that it continues this history."""
         (git_dir / "objects/info/alternates").write_bytes(os.fsencode(self.objects) + b"\n")
-        self.write_refs(git_dir)
+        (git_dir / "HEAD").write_bytes(os.fsencode(f"{self.head}\n"))
         (git_dir / "config").write_text(self.config)
-        if (self.git_dir / "index").exists():
-            copy_index(self.git_dir, git_dir)
-
-    def write_refs(self, git_dir: Path) -> None:
-        """Write HEAD, refs and the ends of a shallow history."""
-        packed = sorted(f"{oid} {name}\n" for name, oid in self.refs.items() if not oid.startswith("ref: "))
-        (git_dir / "packed-refs").write_bytes(os.fsencode("".join(packed)))
-        (git_dir / "HEAD").write_bytes(self.head + b"\n")
         if self.shallow:
             (git_dir / "shallow").write_bytes(self.shallow)
+        packed = sorted(f"{oid} {name}\n" for name, oid in self.refs.items() if not oid.startswith("ref: "))
+        (git_dir / "packed-refs").write_bytes(os.fsencode("".join(packed)))
         for name, target in self.refs.items():
             if target.startswith("ref: "):
                 path = git_dir / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(os.fsencode(target + "\n"))
+                path.write_bytes(os.fsencode(f"{target}\n"))
+        if (self.git_dir / "index").exists():
+            copy_index(self.git_dir, git_dir)
 
 
-def write_one_commit(git_dir: Path, repo: Repo, ref: str) -> None:
-    """Fill a repository's folder with the one commit of our own repository; it gets a copy of the pack."""
-    for path in (repo.folder / "objects/pack").iterdir():
+def write_one_commit(git_dir: Path, repo: Repo, head: str, index: bytes) -> None:
+    """Fill a repository's folder with one commit of our own repository; it gets a copy of the packs."""
+    for path in (repo.folder / "objects/pack").glob("pack-*"):
         copy_whole(str(path), str(git_dir / "objects/pack" / path.name))
     (git_dir / "HEAD").write_text("ref: refs/heads/main\n")
-    copy_whole(str(repo.folder / "refs/heads" / ref), str(git_dir / "refs/heads/main"))
+    (git_dir / "refs/heads/main").write_text(f"{head}\n")
     (git_dir / "config").write_text(_config({}, sha256=repo.sha256, compared={}))
-    repo.git("read-tree", "HEAD", settings={"GIT_DIR": str(git_dir)})
+    (git_dir / "index").write_bytes(index)
 
 
 def object_folders(root: str | Path) -> tuple[str, ...]:
     """Return the object folders of a repository, links followed.
 
     Args:
-        root: its top folder; the result is empty for any other one.
+        root: its top folder; the result is empty for any other folder.
     """
     known = find(Path(root))
     found: dict[str, None] = {}
@@ -142,11 +143,11 @@ class Selection(msgspec.Struct, frozen=True):
             return True
 
 
-def read(known: Repository, at: Repo, selection: Selection, tracked: Collection[str]) -> History:
+def read(known: Repository, repo: Repo, selection: Selection, tracked: Collection[str]) -> History:
     """Read what the copy of a repository's top folder needs.
 
     Args:
-        at: a repository for our use, with the index; it becomes a copy of the history itself.
+        repo: a repository of ours; it borrows the original's objects from now on.
         tracked: paths of the index.
 
     Raises:
@@ -154,18 +155,21 @@ def read(known: Repository, at: Repo, selection: Selection, tracked: Collection[
         WorkspaceError: the work was stopped.
     """
     try:
-        found = _read(known, at)
+        found = _read(known, repo)
+        repo.borrow(found.objects)
+        if found.commit is not None and not _is_there(found.commit, found.objects, repo):
+            raise Unshared("the commit of its HEAD cannot be read")
         if selection.denied or selection.include is not None:
-            _check_paths(at, tracked, selection)
+            _check_paths(found, repo, tracked, selection)
+        return found
     except (WorkspaceError, OSError) as error:
-        if at.stopped():
+        if repo.stopped():
             raise
         said = error.message if isinstance(error, WorkspaceError) else f"{error.filename}: {error.strerror}"
         raise Unshared(f"its repository cannot be read: {printable(said)}") from error
-    return found
 
 
-def _read(known: Repository, at: Repo) -> History:
+def _read(known: Repository, repo: Repo) -> History:
     assert known.git_dir is not None
     assert known.common is not None
     if known.prefix:
@@ -176,17 +180,19 @@ def _read(known: Repository, at: Repo) -> History:
     objects = Path(os.path.realpath(known.common / "objects"))
     if not objects.is_dir() or "\n" in str(objects):
         raise Unshared("git's folder of objects is missing")
-    if (at.folder / "index").exists() and _SPARSE in (at.folder / "index").read_bytes():
+    index = known.git_dir / "index"
+    if index.exists() and _SPARSE in index.read_bytes():
         raise Unshared("its index is sparse; set index.sparse to false, then `git sparse-checkout reapply`")
-    config = _config(_settings(known.common, at), sha256=at.sha256, compared=_COMPARED)
+    config = _config(_settings(known.common, repo), sha256=repo.sha256, compared=_COMPARED)
     refs, shallow = _refs(known.common), _text(known.common / "shallow")
-    found = History(known.git_dir, objects, head[0].strip(), refs, shallow, config)
-    at.borrow(objects)
-    found.write_refs(at.folder)
-    unborn = head["ref"] is not None and os.fsdecode(head["ref"]) not in refs
-    if not unborn and at.git("rev-parse", "-q", "--verify", "HEAD^{tree}", codes=range(256)).code != 0:
-        raise Unshared("the commit of its HEAD cannot be read")
-    return found
+    return History(known.git_dir, objects, os.fsdecode(head[0].strip()), refs, shallow, config)
+
+
+def _is_there(commit: str, objects: Path, repo: Repo) -> bool:
+    """Return True if a commit can be read."""
+    if (objects / commit[:2] / commit[2:]).is_file():
+        return True
+    return repo.git("rev-parse", "-q", "--verify", f"{commit}^{{tree}}", codes=range(256)).code == 0
 
 
 def _text(path: Path) -> bytes:
@@ -194,11 +200,11 @@ def _text(path: Path) -> bytes:
     return read_short(path, _TEXT_BYTES_MAX)
 
 
-def _settings(common: Path, at: Repo) -> dict[str, str]:
+def _settings(common: Path, repo: Repo) -> dict[str, str]:
     """Read the repository's own configuration as data; no git command obeys it."""
     if not (common / "config").is_file():
         return {}
-    said = at.git("config", "--file", str(common / "config"), "--no-includes", "--list", "-z").stdout
+    said = repo.git("config", "--file", str(common / "config"), "--no-includes", "--list", "-z").stdout
     pairs = (line.partition("\n") for line in said.decode("utf-8", "surrogateescape").split("\0"))
     settings = {name: value.lower() if filled else "true" for name, filled, value in pairs if name}
     for name, value in settings.items():
@@ -237,7 +243,7 @@ def _refs(common: Path) -> dict[str, str]:
     return {name: oid for name, oid in found.items() if not name.startswith(_OWN_REFS) and not _ODD.search(name)}
 
 
-def _check_paths(at: Repo, tracked: Collection[str], selection: Selection) -> None:
+def _check_paths(found: History, repo: Repo, tracked: Collection[str], selection: Selection) -> None:
     """Look at every path that the index or a commit has; raises `Unshared` for the first that is left out."""
     judged: dict[str, bool] = {"": False}
 
@@ -248,23 +254,36 @@ def _check_paths(at: Repo, tracked: Collection[str], selection: Selection) -> No
 
     if any(map(is_hidden, _OWN_PATHS)):
         raise Unshared("a rule closes git's own folder")
-    for path in (*tracked, *_paths_of_commits(at)):
+    for path in (*tracked, *_paths_of_commits(found, repo)):
         missed = selection.include is not None and selection.include.matches(path) is None
         if missed or is_hidden(path):
-            raise Unshared(
-                f"'{printable(path)}' is in it, which {'is not copied' if missed else 'the agent may not have'}"
-            )
+            why = "is not copied" if missed else "the agent may not have"
+            raise Unshared(f"'{printable(path)}' is in it, which {why}")
 
 
-def _paths_of_commits(at: Repo) -> Iterator[str]:
+def _paths_of_commits(found: History, repo: Repo) -> Iterator[str]:
     """Yield every path that a commit added, from all refs and HEAD.
 
     Every path was added by some commit: compared with its only parent, with none, or in a merge with all parents.
     """
-    names = at.folder / "names"
-    words = ("log", "--all", "--format=", "--name-only", "-z", "--no-renames", "--diff-filter=A")
-    settings = {"GIT_NO_REPLACE_OBJECTS": "1"}
-    at.git(*words, "--diff-merges=combined", settings=settings, stdout_path=names, timeout_s=LOG_S_MAX)
-    for raw in set(names.read_bytes().split(b"\0")):
-        if raw:
-            yield os.fsdecode(raw)
+    names, shallow = repo.folder / "names", repo.folder / "shallow"
+    words = ("log", "--ignore-missing", "--format=", "--name-only", "-z", "--no-renames", "--diff-filter=A")
+    starts = {oid for oid in (found.commit, *found.refs.values()) if oid is not None and not oid.startswith("ref: ")}
+    try:
+        if found.shallow:
+            shallow.write_bytes(found.shallow)
+        repo.git(
+            *words,
+            "--diff-merges=combined",
+            "--stdin",
+            settings={"GIT_NO_REPLACE_OBJECTS": "1"},
+            stdin="".join(f"{oid}\n" for oid in sorted(starts)).encode(),
+            stdout_path=names,
+            timeout_s=LOG_S_MAX,
+        )
+        for raw in set(names.read_bytes().split(b"\0")):
+            if raw:
+                yield os.fsdecode(raw)
+    finally:
+        for path in (names, shallow):
+            path.unlink(missing_ok=True)

@@ -17,7 +17,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from backplane.errors import WorkspaceError
-from backplane.workspace.repo import CODE, EMPTY_TREES, REPO_NAME, DiffRow, Leaf, Repo, StoredState
+from backplane.workspace.objects import EMPTY_TREES, Leaf
+from backplane.workspace.repo import CODE, REPO_NAME, DiffRow, Repo
 from backplane.workspace.tree import FILE_FLAGS, GIT_NAME, printable, read_file
 
 PATCH_NAME: Final = "patch.diff"
@@ -89,15 +90,14 @@ def remove(run_dir: Path) -> None:
         (run_dir / name).unlink(missing_ok=True)
 
 
-def write(repo: Repo, run_dir: Path, state: StoredState | None, root: Path, mode: str) -> tuple[list[DiffRow], str]:
+def write(repo: Repo, run_dir: Path, state: str, root: Path, mode: str) -> tuple[list[DiffRow], str]:
     """Write the patch of a state, and its record; return the changed files, and the record's SHA-256."""
     path, rows = run_dir / PATCH_NAME, []
-    if state is None:
+    if state == repo.empty_tree:
         path.touch(mode=0o600)
     else:
-        rows = repo.rows(state.before, state.after)
-        repo.write_patch(state.before, state.after, path)
-    facts = {"tree": state.tree if state else None, "bytes": path.stat().st_size, "sha256": hash_of(path)}
+        rows = repo.write_patch(state, path)
+    facts = {"tree": state, "bytes": path.stat().st_size, "sha256": hash_of(path)}
     return rows, write_record(run_dir, root, mode, facts)
 
 
@@ -179,8 +179,8 @@ def load_state(run_dir: Path, tree: str) -> SavedPatch:
     return _saved(run_dir, _read_record(run_dir), tree)
 
 
-def _saved(run_dir: Path, record: dict[str, Any], tree: str | None) -> SavedPatch:
-    if tree is None or tree in EMPTY_TREES:
+def _saved(run_dir: Path, record: dict[str, Any], tree: str) -> SavedPatch:
+    if tree in EMPTY_TREES:
         return SavedPatch(record["root"], record["mode"], {})
     return SavedPatch(record["root"], record["mode"], read_state(Repo(run_dir / REPO_NAME), tree))
 

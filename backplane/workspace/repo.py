@@ -1,26 +1,27 @@
-"""A bare repository of ours, in which git stores the contents and states of one run's workspace.
+"""A bare repository of ours with the contents and states of one run's workspace.
 
 Git is only ever run on such a repository, with its configuration and no other, and without a work tree. So nothing in
-an untrusted tree (hooks, attributes, filters, nested repositories) can start a program. StoredContents go in by `git
-fast-import`, which writes them into one pack; `update-index` takes three times as long for 2,000 files.
+an untrusted tree (hooks, attributes, filters, nested repositories) can start a program. Objects are written and read
+without a process (`objects`); git compares, merges, packs, and decides about ignore rules.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
+import mmap
 import os
 import shutil
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from backplane.errors import BackendError, WorkspaceError
 from backplane.process.tool import Finished, run_tool, search_path
+from backplane.workspace.objects import EMPTY_TREES, Leaf, PackReader, PackWriter, new_hash, read_loose, read_tree
 from backplane.workspace.tree import HINTS, READ_BYTES, remove_tree
 
 REPO_NAME: Final = "repo.git"
@@ -32,14 +33,12 @@ GIT_S_MAX: Final = 60.0
 """Seconds for one git call; a diff of 20,000 changed files takes some seconds, one of 1.5 GiB in 25 files three."""
 
 OUTPUT_BYTES_MAX: Final = 4 << 30
-"""Most bytes of a patch, or of all contents that are read at once; a workspace's quota is met long before."""
+"""Most bytes of a patch; a workspace's quota is met long before."""
 
 RENAMES_MAX: Final = 1000
 """Added times deleted files, root of, that git compares by content; git's own default. Exact renames have no limit."""
 
-FILE: Final = 0o100644
-PROGRAM: Final = 0o100755
-LINK: Final = 0o120000
+_STATES: Final = "refs/states"
 
 _CONFIG: Final = """[core]
 \trepositoryformatversion = 1
@@ -56,8 +55,6 @@ _CONFIG: Final = """[core]
 \tquotePath = true
 \tcompression = 0
 \tbigFileThreshold = 1m
-[fastimport]
-\tunpackLimit = 0
 [diff]
 \talgorithm = myers
 \trenames = true
@@ -72,55 +69,14 @@ _CONFIG: Final = """[core]
 _ATTRIBUTES: Final = "* -text !eol !crlf -ident !filter -working-tree-encoding !diff !merge !whitespace\n"
 
 
-EMPTY_TREES: Final = tuple(
-    new(b"tree 0\0", usedforsecurity=False).hexdigest() for new in (hashlib.sha1, hashlib.sha256)
-)
-"""Names of a tree without files; git knows them in every repository."""
-
-
-class Leaf(msgspec.Struct, frozen=True, gc=False):
-    """The mode of a file or link, and the name of its content, as git has them."""
-
-    mode: int
-    oid: str
-
-
 class DiffRow(msgspec.Struct, frozen=True):
-    """One line of `git diff-tree --raw` with its `--numstat`."""
+    """One changed file, as `git diff-tree --raw` with `--numstat` names it."""
 
     letter: str
-    old_mode: int
-    new_mode: int
     same_content: bool
     path: bytes
     old_path: bytes | None
     binary: bool
-
-
-class StoredState(msgspec.Struct, frozen=True):
-    """How a workspace differs from its start, stored as a tree with two folders.
-
-    `a` has the changed files as they were at the start, `b` as they are in this state.
-    """
-
-    tree: str
-    before: str
-    """The tree `a`."""
-    after: str
-    """The tree `b`."""
-
-
-def blob_hash(size: int, *, sha256: bool) -> Any:
-    """Return the beginning of the hash that names a content of this size."""
-    new = hashlib.sha256 if sha256 else hashlib.sha1
-    return new(b"blob %d\0" % size, usedforsecurity=False)
-
-
-def blob_id(data: bytes, *, sha256: bool = False) -> str:
-    """Return git's name of a content."""
-    digest = blob_hash(len(data), sha256=sha256)
-    digest.update(data)
-    return str(digest.hexdigest())
 
 
 class Repo:
@@ -138,6 +94,10 @@ class Repo:
         except OSError as error:
             fact = f"the run's repository cannot be read: {error.strerror}"
             raise WorkspaceError(code, fact, hint="name a run that has changed files, and is not pruned") from error
+        self._known: set[bytes] = set()
+        """Names of the objects that were stored by this instance."""
+        self._packs: list[PackReader] | None = None
+        """The packs that were there at the last look."""
 
     @classmethod
     def create(
@@ -146,17 +106,20 @@ class Repo:
         """Make an empty repository; a former one is removed. Raises OSError, WorkspaceError."""
         remove_tree(folder)
         folder.mkdir(mode=0o700)
-        for part in ("objects/pack", "refs/heads", "info"):
+        for part in ("objects/pack", "objects/info", _STATES, "info"):
             (folder / part).mkdir(parents=True)
         (folder / "HEAD").write_text("ref: refs/heads/none\n")
         (folder / "config").write_text(_CONFIG + ("sha256\n" if sha256 else "sha1\n"))
         (folder / "info/attributes").write_text(_ATTRIBUTES)
         return cls(folder, code, stopped)
 
-    def borrow(self, objects: Path) -> None:
-        """Read another repository's objects as well."""
-        (self.folder / "objects/info").mkdir(exist_ok=True)
-        (self.folder / "objects/info/alternates").write_bytes(os.fsencode(objects) + b"\n")
+    def borrow(self, objects: Path | None) -> None:
+        """Let git read the objects in another repository's folder, too; None ends that."""
+        place = self.folder / "objects/info/alternates"
+        if objects is None:
+            place.unlink(missing_ok=True)
+        else:
+            place.write_bytes(os.fsencode(objects) + b"\n")
 
     def git(
         self,
@@ -202,38 +165,47 @@ class Repo:
 
     # What goes in -----------------------------------------------------------------------------------------------------
 
-    def load(self, commands: Iterator[bytes]) -> bytes:
-        """Give commands to `git fast-import`, and return its output; git is not started if there are none."""
-        pieces = _gathered(commands)
-        first = next(pieces, None)
-        if first is None:
-            return b""
-        words = ("fast-import", "--quiet", "--force", "--depth=0")
-        return self.git(*words, stdin=itertools.chain((first,), pieces)).stdout
+    @contextmanager
+    def storing(self, *, again: bool = False) -> Iterator[PackWriter]:
+        """Store what the block gives to the writer in one pack, or nothing if it fails. Raises OSError.
 
-    def state(self, output: bytes) -> StoredState:
-        """Read the answer to `state_commands`."""
-        lines = (line.split() for line in output.splitlines())
-        tree, before, after = (words[2].decode() if words[1] == b"tree" else self.empty_tree for words in lines)
-        return StoredState(tree, before, after)
+        Args:
+            again: store also what another pack has.
+        """
+        writer = PackWriter(self.folder / "objects/pack", set() if again else self._known, sha256=self.sha256)
+        try:
+            yield writer
+            writer.finish()
+            self._packs = None
+        except BaseException:
+            self._known.clear()
+            writer.discard()
+            raise
 
     @property
     def empty_tree(self) -> str:
         """The name of a tree without files."""
         return EMPTY_TREES[self.sha256]
 
-    def forget(self, ref: str) -> None:
-        """Remove a branch; `slim` removes what only it has."""
-        (self.folder / "refs/heads" / ref).unlink(missing_ok=True)
+    def keep(self, name: str, tree: str) -> None:
+        """Name a state, so that `slim` leaves it. Raises OSError."""
+        unfinished = self.folder / "state"
+        unfinished.write_text(f"{tree}\n")
+        unfinished.rename(self.folder / _STATES / name)
+
+    def forget(self, name: str) -> None:
+        """Remove the name of a state; `slim` removes what only that state has."""
+        (self.folder / _STATES / name).unlink(missing_ok=True)
 
     def slim(self) -> None:
-        """Keep one pack with what the branches have, and no more; without a branch, remove the repository."""
-        if not any((self.folder / "refs/heads").iterdir()):
+        """Keep one pack with the named states, and nothing else; without any, remove the repository."""
+        if not any((self.folder / _STATES).iterdir()):
             remove_tree(self.folder)
             return
         packs = self.folder / "objects/pack"
-        words = ("pack-objects", "-q", "--all", "--no-reuse-object", "--compression=1", str(packs / "pack"))
-        name = self.git(*words).stdout.decode().strip()
+        words = ("pack-objects", "-q", "--all", "--window=0", "--no-reuse-object", "--compression=1")
+        name = self.git(*words, str(packs / "pack")).stdout.decode().strip()
+        self._packs = None
         for path in packs.iterdir():
             if path.stem != f"pack-{name}":
                 path.unlink()
@@ -242,42 +214,69 @@ class Repo:
     # What comes out ---------------------------------------------------------------------------------------------------
 
     def leaves(self, tree: str) -> dict[str, Leaf]:
-        """Return all files of a tree by their paths."""
-        found = {}
-        for row in self.git("ls-tree", "-r", "-z", "--full-tree", tree).stdout.split(b"\0")[:-1]:
-            head, path = row.split(b"\t", 1)
-            mode, _, oid = head.decode().split(" ")
-            found[os.fsdecode(path)] = Leaf(int(mode, 8), oid)
-        return found
-
-    def rows(self, before: str, after: str) -> list[DiffRow]:
-        """Return how two trees differ."""
-        words = ("diff-tree", "-r", "-z", "-M", f"-l{RENAMES_MAX}", "--raw", "--numstat", "--no-abbrev")
-        return _rows(self.git(*words, before, after, "--").stdout)
-
-    def rows_of(self, before: Mapping[str, Leaf], after: Mapping[str, Leaf]) -> list[DiffRow]:
-        """Return how two sets of files differ."""
-        state = self.state(self.load(iter((state_commands("asked", before, after),))))
-        self.forget("asked")
-        return self.rows(state.before, state.after)
-
-    def write_patch(self, before: str, after: str, patch: Path) -> None:
-        """Write the difference of two trees as a git patch."""
-        form = ("-p", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv", "--submodule=short")
-        names = ("--src-prefix=a/", "--dst-prefix=b/", before, after, "--")
-        self.git("diff-tree", "-r", "-M", f"-l{RENAMES_MAX}", *form, *names, stdout_path=patch)
-
-    @contextmanager
-    def contents(self, oids: Collection[str]) -> Iterator[StoredContents]:
-        """Read contents at once; they are in a temporary file until the end of the block."""
-        path = self.folder / "contents"
+        """Return all files of a tree by their paths. Raises WorkspaceError."""
         try:
-            if oids:
-                asked = "".join(f"{oid}\n" for oid in oids).encode()
-                self.git("cat-file", "--batch", stdin=asked, stdout_path=path)
-            yield StoredContents(path, oids, self)
+            return read_tree(self.read, tree)
+        except ValueError as error:
+            raise self._lost() from error
+
+    def read(self, oid: str) -> bytes:
+        """Return the content of one of this repository's own objects. Raises as `pieces`."""
+        return b"".join(self.pieces(oid))
+
+    def pieces(self, oid: str) -> Iterator[bytes]:
+        """Yield the content of one of this repository's own objects.
+
+        Raises:
+            WorkspaceError: it is missing; or after the last piece: it is another content.
+            OSError: it cannot be read.
+        """
+        digest = new_hash(sha256=self.sha256)
+        try:
+            found = self._find(oid)
+            first = next(found)
+            digest.update(first)
+            yield first.partition(b"\0")[2]
+            for piece in found:
+                digest.update(piece)
+                yield piece
+        except (FileNotFoundError, LookupError, ValueError, StopIteration, struct.error, zlib.error) as error:
+            raise self._lost() from error
+        if digest.hexdigest() != oid:
+            raise self._lost()
+
+    def _find(self, oid: str) -> Iterator[bytes]:
+        """Yield an object from its pack, or from a file of its own, with its kind and size first."""
+        name = bytes.fromhex(oid)
+        if self._packs is None:
+            self._packs = [PackReader(path) for path in sorted((self.folder / "objects/pack").glob("*.idx"))]
+        for pack in self._packs:
+            if (place := pack.find(name)) is not None:
+                return pack.pieces(place)
+        return read_loose(self.folder / "objects" / oid[:2] / oid[2:])
+
+    def _lost(self) -> WorkspaceError:
+        fact = "a content of the run is not in its repository as it was kept"
+        return WorkspaceError(self.code, fact, hint=f"'{self.folder}' was changed or damaged")
+
+    def rows(self, state: str) -> list[DiffRow]:
+        """Return how the two trees of a state differ."""
+        return _rows(self.git(*_diff(state)).stdout)[0]
+
+    def write_patch(self, state: str, patch: Path) -> list[DiffRow]:
+        """Write the difference of the two trees of a state as a git patch; return its rows. Raises OSError."""
+        both = self.folder / "diff"
+        form = ("-p", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv", "--submodule=short")
+        try:
+            self.git(*_diff(state, *form, "--src-prefix=a/", "--dst-prefix=b/"), stdout_path=both)
+            with both.open("rb") as file, patch.open("xb") as target:
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                    rows, end = _rows(data)
+                file.seek(end)
+                shutil.copyfileobj(file, target, READ_BYTES)
         finally:
-            path.unlink(missing_ok=True)
+            both.unlink(missing_ok=True)
+        return rows
 
     def merge(self, ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
         """Merge two changes of one file; None when they touch the same lines or are not text."""
@@ -288,90 +287,6 @@ class Repo:
         for name in names:
             (self.folder / name).unlink()
         return done.stdout if done.code == 0 else None
-
-
-class StoredContents:
-    """Contents in the output of `git cat-file --batch`."""
-
-    def __init__(self, path: Path, oids: Collection[str], repo: Repo) -> None:
-        self._path, self._repo = path, repo
-        self._places: dict[str, tuple[int, int]] = {}
-        if not oids:
-            return
-        with path.open("rb") as file:
-            for oid in oids:
-                words = file.readline(200).split()
-                if words[1:2] != [b"blob"]:
-                    raise self._lost()
-                self._places[oid] = file.tell(), int(words[2])
-                file.seek(int(words[2]) + 1, os.SEEK_CUR)
-
-    def read(self, oid: str) -> bytes:
-        """Return a content whole. Raises as `pieces`."""
-        return b"".join(self.pieces(oid))
-
-    def pieces(self, oid: str) -> Iterator[bytes]:
-        """Yield a content in pieces.
-
-        Raises:
-            WorkspaceError: after the last piece: it is another content.
-            OSError: it cannot be read.
-        """
-        place, left = self._places[oid]
-        digest = blob_hash(left, sha256=self._repo.sha256)
-        with self._path.open("rb") as file:
-            file.seek(place)
-            while left and (piece := file.read(min(left, READ_BYTES))):
-                left -= len(piece)
-                digest.update(piece)
-                yield piece
-        if digest.hexdigest() != oid:
-            raise self._lost()
-
-    def _lost(self) -> WorkspaceError:
-        fact = "a content of the run is not in its repository as it was kept"
-        return WorkspaceError(self._repo.code, fact, hint=f"'{self._repo.folder}' was changed or damaged")
-
-
-# Commands of `git fast-import` ----------------------------------------------------------------------------------------
-
-
-def blob_command(data: bytes) -> bytes:
-    """Return the command that stores a content."""
-    return b"blob\ndata %d\n%s\n" % (len(data), data)
-
-
-def commit_command(ref: str, leaves: Mapping[str, Leaf], message: str = "") -> bytes:
-    """Return the command that makes a branch of one commit with these files; their contents are stored already."""
-    files = [b"M %o %s %s\n" % (leaf.mode, leaf.oid.encode(), _quoted(path)) for path, leaf in leaves.items()]
-    who, text = f"backplane <backplane@localhost> {int(time.time())} +0000", message.encode()
-    head = f"commit refs/heads/{ref}\nmark :1\ncommitter {who}\ndata {len(text)}\n".encode()
-    return b"".join((head, text, b"\n", *files, b"\n"))
-
-
-def state_commands(ref: str, before: Mapping[str, Leaf], after: Mapping[str, Leaf]) -> bytes:
-    """Return the commands that store a state as a branch; `Repo.state` reads their output."""
-    leaves = {f"a/{path}": leaf for path, leaf in before.items()} | {f"b/{path}": leaf for path, leaf in after.items()}
-    return commit_command(ref, leaves) + b'ls :1 ""\nls :1 a\nls :1 b\n'
-
-
-def _quoted(path: str) -> bytes:
-    raw = os.fsencode(path)
-    return b'"%s"' % raw.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
-
-
-def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Join small pieces, as each costs a write."""
-    found: list[bytes] = []
-    size = 0
-    for piece in pieces:
-        found.append(piece)
-        size += len(piece)
-        if size >= READ_BYTES:
-            yield b"".join(found)
-            found, size = [], 0
-    if found:
-        yield b"".join(found)
 
 
 # The process ----------------------------------------------------------------------------------------------------------
@@ -395,29 +310,30 @@ def _environment(git_dir: Path) -> dict[str, str]:
     }
 
 
-def _rows(raw: bytes) -> list[DiffRow]:
-    """Read `--raw --numstat -z`: first all raw lines, then all counts, in the same order."""
-    fields = _fields(raw)
-    heads: list[tuple[str, int, int, bool, bytes, bytes | None]] = []
-    binary: list[bool] = []
-    for field in fields:
-        if field.startswith(b":") and not binary:
-            old_mode, new_mode, old, new, letter = field[1:].decode().split(" ")
-            first = next(fields)
-            moved = letter[0] in "RC"
-            path, old_path = (next(fields), first) if moved else (first, None)
-            heads.append((letter[0], int(old_mode, 8), int(new_mode, 8), old == new, path, old_path))
-        elif field:
-            added, _, path = field.split(b"\t", 2)
-            binary.append(added == b"-")
-            if not path:
-                next(fields), next(fields)
-    return [DiffRow(*head, is_binary) for head, is_binary in zip(heads, binary, strict=True)]
+def _diff(state: str, *form: str) -> tuple[str, ...]:
+    words = ("diff-tree", "-r", "-z", "-M", f"-l{RENAMES_MAX}", "--raw", "--numstat", "--no-abbrev")
+    return (*words, *form, f"{state}:a", f"{state}:b", "--")
 
 
-def _fields(raw: bytes) -> Iterator[bytes]:
-    """Split at each NUL, one at a time: all of them at once take as much memory as the rows."""
+def _rows(data: bytes | mmap.mmap) -> tuple[list[DiffRow], int]:
+    """Read the output of `_diff`: all raw rows, then all counts in the same order; return also where a patch begins."""
     place = 0
-    while (end := raw.find(b"\0", place)) >= 0:
-        yield raw[place:end]
-        place = end + 1
+
+    def field() -> bytes:
+        nonlocal place
+        start, place = place, data.find(b"\0", place) + 1
+        return data[start : place - 1]
+
+    heads: list[tuple[str, bool, bytes, bytes | None]] = []
+    while data[place : place + 1] == b":":
+        _, _, old, new, letter = field().decode().split(" ")
+        first = field()
+        path, old_path = (field(), first) if letter[0] in "RC" else (first, None)
+        heads.append((letter[0], old == new, path, old_path))
+    rows = []
+    for head in heads:
+        added, _, name = field().split(b"\t", 2)
+        if not name:  # A renamed file: two names follow.
+            field(), field()
+        rows.append(DiffRow(*head, added == b"-"))
+    return rows, place + 1

@@ -1,7 +1,7 @@
-"""What the original's own repository knows of a workspace: which files are tracked, and which rules ignore some.
+"""Reads the original's own repository: which files are tracked, and which rules ignore others.
 
-Its files are read, nothing of it is run. Where `.git` is a file (a linked worktree, a submodule) or the workspace is a
-folder of a larger repository, it is found as git finds it.
+Its files are read, nothing of it is run. A `.git` file (a linked worktree, a submodule) and a repository above the
+workspace are found as git finds them.
 """
 
 from __future__ import annotations
@@ -9,68 +9,59 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from backplane.errors import BackendError
+from backplane.errors import BackendError, WorkspaceError
 from backplane.process.tool import run_tool, search_path
 from backplane.workspace.copying import copy_whole
-from backplane.workspace.repo import Leaf, Repo
+from backplane.workspace.objects import Leaf
+from backplane.workspace.repo import Repo
 from backplane.workspace.tree import GIT_NAME, Listing, Scope, read_short, remove_tree
 
 RULES_NAME: Final = ".gitignore"
 
 RULES_BYTES_MAX: Final = 1 << 20
-"""Longest file of ignore rules that is obeyed; git's own documentation shows none of over a few KiB."""
+"""Size in bytes of the longest file of ignore rules that is obeyed; git's documentation shows none over a few KiB."""
 
 RULES_S_MAX: Final = 20.0
-"""Seconds for a question by somebody else's ignore rules. A million files take some seconds; the time of git's matching
-doubles with each `**/` of a rule."""
+"""Seconds for git to match a workspace's rules. A million files take some seconds; each `**/` of a rule doubles the
+time."""
 
 ANY_NAME: Final = "backplane-asks"
-"""Asked about for a whole folder, as no rule but one for all of it names this."""
+"""Name of a file that only a rule for its whole folder ignores."""
 
 _POINTER_BYTES_MAX: Final = 8192
-"""Longest `.git` file: one path."""
+"""Size in bytes of the longest `.git` file, which has one path."""
 
 Rules = Mapping[str, bytes]
-"""The contents of `.gitignore` files, by the folder each is in (with a slash at the end)."""
+"""The contents of `.gitignore` files, by folder (with a slash at the end)."""
 
 
 class Repository(msgspec.Struct, frozen=True):
-    """What was read of a repository."""
+    """The repository that a workspace is the top of, or is in."""
 
     git_dir: Path | None = None
-    """Where its index is; None where there is no repository."""
+    """The folder with its index; None if there is no repository."""
     common: Path | None = None
-    """The folder of its refs and objects; a linked worktree shares it with the main one."""
+    """The folder of its refs and objects, which linked worktrees share."""
     excluded: bytes = b""
     """The user's own ignore rules, and after them those of `info/exclude`, which are stronger."""
     prefix: str = ""
     """Path of the workspace below the repository's top, with a slash at the end."""
     above: Rules = {}
-    """`.gitignore`s of the folders above the workspace, by folder below the top."""
-
-    def beside(self, users: bytes) -> Repository:
-        """Return this repository with the user's rules added."""
-        if not _ruling(users):
-            return self
-        return msgspec.structs.replace(self, excluded=users.rstrip(b"\n") + b"\n" + self.excluded)
+    """`.gitignore` files of the folders above the workspace, by folder below the top."""
 
     @property
     def carried(self) -> bytes:
-        """What a copy's own `info/exclude` is to hold: this one's, and those rules from above that know no place."""
-        lines = (line for text in self.above.values() for line in text.splitlines())
-        return b"".join(
-            [
-                self.excluded and self.excluded.rstrip(b"\n") + b"\n",
-                *(line + b"\n" for line in lines if b"/" not in line.strip().rstrip(b"/")),
-            ]
-        )
+        """The rules for `info/exclude` of a copy: `excluded`, and the rules from above that have no path."""
+        above = (line for text in self.above.values() for line in text.splitlines())
+        placeless = (line for line in above if b"/" not in line.strip().rstrip(b"/"))
+        return b"".join(line + b"\n" for line in (*self.excluded.splitlines(), *placeless))
 
     @property
     def sha256(self) -> bool:
@@ -79,17 +70,17 @@ class Repository(msgspec.Struct, frozen=True):
         return b"objectformat=sha256" in words or (b"objectformat" in words and b"sha256" in words)
 
     def tracked(self, at: Repo) -> dict[str, Leaf | None] | None:
-        """Return the tracked files of the workspace; None where that cannot be known.
+        """Return the tracked files of the workspace; None if they cannot be found out.
 
         Args:
-            at: an empty repository with names of the same kind.
+            at: a repository of ours with names of the same kind.
 
         Returns:
-            Each path with what the index has for it, which is None in a conflict.
+            Each path with its entry in the index; None for a path in conflict.
         """
         if self.git_dir is None:
             return {}
-        index = self.git_dir / "index"
+        index, ours = self.git_dir / "index", at.folder / "index"
         if not os.path.isfile(index):
             return {} if os.path.isdir(self.git_dir) and not os.path.lexists(index) else None
         try:
@@ -98,43 +89,45 @@ class Repository(msgspec.Struct, frozen=True):
             done = at.git("ls-files", "-s", "-z", codes=range(-64, 256), timeout_s=RULES_S_MAX)
         except OSError:
             return None
+        finally:
+            for path in (ours, *at.folder.glob("sharedindex.*")):
+                path.unlink(missing_ok=True)
         return _tracked(done.stdout, self.prefix) if done.code == 0 else None
 
     def ignored(self, at: Repo, paths: Iterable[str], rules: Rules) -> set[str]:
-        """Return which of these files are ignored by the workspace's rules and by those above it."""
-        if not (rules or self.above or self.excluded):
-            return set()
-        start = len(self.prefix)
-        below = {self.prefix + folder: text for folder, text in rules.items()}
+        """Return the files that rules in the workspace or above it ignore."""
         asked = [self.prefix + path for path in paths]
-        return {path[start:] for path in _ask(at, asked, {**self.above, **below}, self.excluded)}
+        if not asked or not (rules or self.above or self.excluded):
+            return set()
+        below = {self.prefix + folder: text for folder, text in rules.items()}
+        return {path[len(self.prefix) :] for path in _ask(at, asked, {**self.above, **below}, self.excluded)}
 
     def obeyed(self, at: Repo) -> Repository:
-        """Return this repository without rules that ignore the whole workspace: its user means to work there."""
+        """Return this repository without rules that ignore the whole workspace, because its user works there."""
         if self.prefix and self.ignored(at, [ANY_NAME], {}):
             return msgspec.structs.replace(self, above={}, excluded=b"")
         return self
 
 
-NONE: Final = Repository()
-"""One for all workspaces without a repository."""
+def find(root: Path, users: bytes = b"") -> Repository:
+    """Find the repository that a folder is the top of, or is in.
 
-
-def find(root: Path) -> Repository:
-    """Look for the repository that a folder is the top of, or is in."""
+    Args:
+        users: the user's own ignore rules.
+    """
     if os.path.lexists(root / GIT_NAME):
-        return _read(root)
+        return _read(root, users)
     top = _top_above(root)
     if top is None:
-        return NONE
+        return Repository(excluded=_ruling(users))
     parts = [f"{part}/" for part in root.relative_to(top).parts]
     folders = ("".join(parts[:count]) for count in range(len(parts)))
     above = {folder: text for folder in folders if (text := _rules(top / folder / RULES_NAME))}
-    return msgspec.structs.replace(_read(top), prefix="".join(parts), above=above)
+    return msgspec.structs.replace(_read(top, users), prefix="".join(parts), above=above)
 
 
 def _top_above(root: Path) -> Path | None:
-    """The nearest folder above with a repository, on the same file system and nobody else's."""
+    """Return the nearest folder above that has a repository, on the same file system and of the same user."""
     with suppress(OSError):
         facts = root.stat()
         for folder in root.parents:
@@ -147,14 +140,15 @@ def _top_above(root: Path) -> Path | None:
     return None
 
 
-def _read(top: Path) -> Repository:
+def _read(top: Path, users: bytes) -> Repository:
     place = _pointed(top, GIT_NAME, b"gitdir: ") if (top / GIT_NAME).is_file() else top / GIT_NAME
     common = _pointed(place, "commondir") if os.path.lexists(place / "commondir") else place
-    return Repository(place, common, _rules(common / "info/exclude"))
+    rules = (_ruling(users), _rules(common / "info/exclude"))
+    return Repository(place, common, b"".join(text.rstrip(b"\n") + b"\n" for text in rules if text))
 
 
 def _pointed(folder: Path, name: str, before: bytes = b"") -> Path:
-    """Where a file with one path leads; a folder that is not there when it says none."""
+    """Read the path in a file; return a missing folder if the file has none."""
     said = read_short(folder / name, _POINTER_BYTES_MAX)
     if said.startswith(before) and b"\0" not in said:
         return folder / os.fsdecode(said.removeprefix(before).rstrip(b"\r\n"))
@@ -188,16 +182,16 @@ def _tracked(listed: bytes, prefix: str) -> dict[str, Leaf | None]:
 
 
 def _rules(path: Path) -> bytes:
-    """Read a file of rules; empty also where it has only comments, as git's own template."""
     return _ruling(read_short(path, RULES_BYTES_MAX))
 
 
 def _ruling(rules: bytes) -> bytes:
+    """Return the text of rules; empty if it has only comments, as git's own template."""
     return rules if any(line.strip() and not line.startswith(b"#") for line in rules.splitlines()) else b""
 
 
 def read_rules(root: str, listing: Listing, scope: Scope) -> dict[str, bytes]:
-    """Read every `.gitignore` of a tree; one that is no plain, short file is passed over."""
+    """Read every `.gitignore` of a tree that is a regular file of at most `RULES_BYTES_MAX`."""
     rules: dict[str, bytes] = {}
     for path, _ in listing.files:
         if path.endswith(RULES_NAME) and path.removesuffix(RULES_NAME)[-1:] in ("", "/"):
@@ -207,10 +201,10 @@ def read_rules(root: str, listing: Listing, scope: Scope) -> dict[str, bytes]:
 
 
 def _ask(at: Repo, paths: list[str], rules: Rules, excluded: bytes) -> set[str]:
-    """Ask git which files its rules ignore, in a tree with nothing but copies of the rules: it can meet nothing else.
+    """Ask git which files are ignored, in a tree that has only copies of the rules.
 
-    Git's `ls-files --ignored` in the workspace itself would wait at a pipe called `.gitignore`, and knows no rules
-    above the workspace.
+    Git's `ls-files --ignored` in the workspace itself would wait at a pipe called `.gitignore`, and does not know the
+    rules above the workspace.
     """
     shadow = at.folder / "rules"
     shadow.mkdir()
@@ -231,24 +225,33 @@ def _ask(at: Repo, paths: list[str], rules: Rules, excluded: bytes) -> set[str]:
     return {os.fsdecode(path[2:]) for path in answer.split(b"\0") if path}
 
 
-def tracked_below(
-    original: Path, listing: Listing, ignored: set[str], rules: Rules, known: Repository, at: Repo
+def find_ignored(
+    original: Path, listing: Listing, tracked: Collection[str], scope: Scope, known: Repository, at: Repo
 ) -> set[str]:
-    """Return those of the ignored files that a repository in the workspace tracks, unless it is ignored itself."""
+    """Return the files of a workspace that are ignored and not tracked, also not by a repository below.
+
+    Args:
+        tracked: the workspace's own tracked files.
+    """
+    rules = read_rules(str(original), listing, scope)
+    ignored = known.ignored(at, [path for path, _ in listing.files if path not in tracked], rules)
     folders = tuple(folder for folder in listing.repositories if folder)
     outer = {place: text for place, text in rules.items() if not place.startswith(folders)}
     hidden = known.ignored(at, [folder + ANY_NAME for folder in folders], outer)
-    found: set[str] = set()
     for folder in folders:
-        held = {path for path in ignored if path.startswith(folder)}
-        if held and folder + ANY_NAME not in hidden:
-            tracked = find(original / folder).tracked(at)
-            found |= held if tracked is None else held & {folder + path for path in tracked}
-    return found
+        below = {path for path in ignored if path.startswith(folder)}
+        if below and folder + ANY_NAME not in hidden:
+            nested = find(original / folder).tracked(at)
+            ignored -= below if nested is None else {folder + path for path in nested}
+    return ignored
 
 
 def user_rules(environ: Mapping[str, str]) -> bytes:
-    """Read the ignore rules that the user's own and the system's git configuration name; empty without any."""
+    """Read the ignore rules that the user's or the system's git configuration names; empty without any.
+
+    Raises:
+        WorkspaceError: `workspace_staging_failed`, git is missing.
+    """
     names = ("HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
     env = {name: environ[name] for name in names if name in environ}
     # `GIT_DIR` is no repository, so git reads only the user's and the system's configuration.
@@ -257,7 +260,10 @@ def user_rules(environ: Mapping[str, str]) -> bytes:
     words = ("config", "--includes", "--type=path", "-z", "--get", "core.excludesFile")
     try:
         named = run_tool([git, *words], env=env, cwd="/", timeout_s=RULES_S_MAX).stdout.rstrip(b"\0")
-    except BackendError:
-        return b""  # Without git there is nothing that the user set for it.
+    except BackendError as error:
+        if error.code == "sidecar_spawn_failed":
+            fact = f"git config: {error.message}"
+            raise WorkspaceError("workspace_staging_failed", fact, hint="install git") from error
+        return b""
     home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or "/", ".config")
     return read_short(Path(os.fsdecode(named) or os.path.join(home, "git/ignore")), RULES_BYTES_MAX)

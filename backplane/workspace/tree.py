@@ -105,6 +105,10 @@ class Scope(msgspec.Struct, frozen=True):
         name = errno.errorcode.get(error.errno or 0, "unknown error")
         return self.fail(f"cannot {verb} '{printable(path) or '.'}': {name}", HINTS.get(error.errno or 0))
 
+    def over_quota(self) -> WorkspaceError:
+        fact = f"the workspace has more than {self.quota.bytes_max} bytes"
+        return self.fail(fact, "raise workspace_bytes_max or leave some out with --exclude")
+
     def go_on(self) -> None:
         """Raise WorkspaceError if the work was stopped."""
         if self.stopped():
@@ -302,15 +306,12 @@ def paths_below(
 
 
 def look_at(root: str, path: str) -> os.stat_result | None:
-    """Return the `lstat` of a path; None if there is nothing, or if a link leads there. Raises OSError.
-
-    Args:
-        root: a folder without links in its own path.
-    """
-    place = os.path.join(root, path)
-    above = os.path.dirname(place)
+    """Return the `lstat` of a path below a root; None if there is nothing, or if a link leads there. Raises OSError."""
     try:
-        return os.lstat(place) if os.path.realpath(above) == above else None
+        for place, letter in enumerate(path):
+            if letter == "/" and not stat.S_ISDIR(os.lstat(f"{root}/{path[:place]}").st_mode):
+                return None
+        return os.lstat(f"{root}/{path}")
     except (FileNotFoundError, NotADirectoryError):
         return None
 

@@ -20,8 +20,9 @@ import msgspec
 from backplane.errors import BackplaneError, StoreError
 from backplane.process.locks import try_lock
 from backplane.workspace.copying import write_all
+from backplane.workspace.objects import LINK, PROGRAM, Leaf
 from backplane.workspace.patch import PathTarget, checked, failure
-from backplane.workspace.repo import LINK, PROGRAM, Leaf, StoredContents
+from backplane.workspace.repo import Repo
 from backplane.workspace.tree import look_at, opened, parent, printable, unguessable
 
 SYNC_EACH_MAX: Final = 200
@@ -173,7 +174,7 @@ def cut_off(runs: Path) -> list[str]:
 # The files -----------------------------------------------------------------------------------------------------------
 
 
-def write_temporary(root: str, writing: Writing, contents: StoredContents, seen: Seen) -> dict[str, str]:
+def write_temporary(root: str, writing: Writing, contents: Repo, seen: Seen) -> dict[str, str]:
     """Write all new contents under temporary names; return the folder of each path's temporary file.
 
     Raises:
@@ -253,7 +254,7 @@ def _deepest(root: str, path: str) -> str:
     return there
 
 
-def _write_one(path: str, leaf: Leaf, contents: StoredContents, old: os.stat_result | None, *, sync: bool) -> None:
+def _write_one(path: str, leaf: Leaf, contents: Repo, old: os.stat_result | None, *, sync: bool) -> None:
     if leaf.mode == LINK:
         os.symlink(os.fsdecode(contents.read(leaf.oid)), path)
         return

@@ -1,0 +1,215 @@
+"""Fills the staged copy of a workspace, or reads a workspace in place; both record the baseline.
+
+Every selected file of the original is read once: copied, hashed, and stored if the original's index lacks it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+
+from backplane.errors import PolicyError
+from backplane.policy.globs import Globs
+from backplane.workspace.baseline import BLOB_BYTES_MAX, Baseline, git_mode, read_leaf
+from backplane.workspace.copying import OVER_QUOTA, copy_file, copy_link
+from backplane.workspace.history import AGENT_FOLDERS, History, write_one_commit
+from backplane.workspace.objects import Leaf, index_of, object_id
+from backplane.workspace.repo import Repo
+from backplane.workspace.tree import GIT_NAME, Listing, Scope, names_repository, open_folder, parent, read_file
+
+
+class Staging:
+    """The start of one run's workspace.
+
+    Args:
+        ignored: selected files that git's rules ignore.
+        unread: names files that the agent's repository must not contain.
+        baseline: is filled.
+    """
+
+    def __init__(
+        self,
+        original: Path,
+        listing: Listing,
+        ignored: Collection[str],
+        scope: Scope,
+        unread: Globs | None,
+        baseline: Baseline,
+    ) -> None:
+        self._original, self._listing, self._ignored = original, listing, ignored
+        self._scope, self._unread, self._baseline = scope, unread, baseline
+        self._left_bytes = scope.quota.bytes_max
+        self._apart: list[str] = []
+        """Files that the agent's repository ignores: they may not be read, are too large, or belong to a repository."""
+
+    def copy(
+        self,
+        root: Path,
+        repo: Repo,
+        history: History | None,
+        tracked: Mapping[str, Leaf | None],
+        excluded: bytes,
+        no_history: str,
+    ) -> None:
+        """Fill a copy, and make the agent's repository in it: with the original's history, or with one commit.
+
+        Args:
+            tracked: the entries of the original's index.
+            excluded: ignore rules for the agent's repository.
+            no_history: why the copy lacks the original's history; "" if it has none.
+
+        Raises:
+            OSError, WorkspaceError: it cannot be filled.
+        """
+        git_dir = root / GIT_NAME
+        for folder in (root, *(git_dir / name for name in AGENT_FOLDERS)):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path, _ in self._listing.folders[1:]:
+            os.mkdir(f"{root}/{path}", 0o700)
+        if history is not None:
+            with repo.storing() as objects:
+                for path, leaf, data, _ in self._copied(str(root), sha256=repo.sha256):
+                    if tracked.get(path) != leaf:
+                        objects.blob(leaf, data)
+            history.write(git_dir)
+        else:
+            self._copy_into_commit(str(root), git_dir, repo, no_history)
+        lines = excluded and excluded.rstrip(b"\n") + b"\n"
+        (git_dir / "info/exclude").write_bytes(lines + b"".join(map(_exclude_line, self._apart)))
+        for path, facts in reversed(self._listing.folders):
+            place = os.path.join(root, path)
+            os.utime(place, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+            os.chmod(place, facts.st_mode & 0o777)
+
+    def _copy_into_commit(self, root: str, git_dir: Path, repo: Repo, no_history: str) -> None:
+        why = f"\nThe history of the original is not in this copy: {no_history}.\n" if no_history else ""
+        # The agent's repository gets a copy of the first pack, so what it must not contain is in another.
+        with repo.storing(again=True) as private:
+            with repo.storing() as objects:
+                leaves: dict[str, Leaf] = {}
+                for path, leaf, data, is_apart in self._copied(root, sha256=repo.sha256):
+                    if is_apart:
+                        private.blob(leaf, data)
+                    else:
+                        objects.blob(leaf, data)
+                        leaves[path] = leaf
+                head = objects.commit(leaves, f"baseline\n{why}")
+            known = self._baseline.known
+            index = index_of(leaves, lambda path: known[path].signature[:4], sha256=repo.sha256)
+            write_one_commit(git_dir, repo, head, index)
+
+    def _copied(self, root: str, *, sha256: bool) -> Iterator[tuple[str, Leaf, bytes, bool]]:
+        """Copy every file, and yield those that are to be stored; a file removed meanwhile is not in the baseline."""
+        with closing(_Source(str(self._original), self._listing)) as source:
+            for path, facts in self._listing.files:
+                if self._scope.stopped():
+                    self._scope.go_on()
+                try:
+                    found = self._copy_entry(source, root, path, facts, sha256=sha256)
+                except FileNotFoundError as error:
+                    if os.path.lexists(self._original / path):
+                        raise self._scope.cannot("copy", path, error) from error
+                    continue
+                except OSError as error:
+                    if error.errno == errno.EDQUOT and error.strerror == OVER_QUOTA:
+                        raise self._scope.over_quota() from error
+                    raise self._scope.cannot("copy", path, error) from error
+                if found is not None:
+                    yield path, *found
+
+    def _copy_entry(
+        self, source: _Source, root: str, path: str, facts: os.stat_result, *, sha256: bool
+    ) -> tuple[Leaf, bytes, bool] | None:
+        """Copy a file or link; return it, its content, and if it is kept apart; None if it is not stored."""
+        folder, name, target = source.folder(path), os.path.basename(path), f"{root}/{path}"
+        data: bytes | None
+        if stat.S_ISLNK(facts.st_mode):
+            data, made = copy_link(folder, name, target, facts)
+        else:
+            data, made, written = copy_file(folder, name, target, self._left_bytes)
+            self._left_bytes -= written
+        if not self._is_stored(path, made):
+            return None
+        if data is None:
+            found = read_file(target, BLOB_BYTES_MAX)
+            assert found is not None, "we have just made it"
+            data = found[0]
+        leaf = Leaf(git_mode(made), object_id(data, sha256=sha256))
+        self._baseline.note(path, made, leaf)
+        is_apart = self._is_apart(path)
+        if is_apart:
+            self._apart.append(path)
+        return leaf, data, is_apart
+
+    def _is_stored(self, path: str, facts: os.stat_result) -> bool:
+        """Return True if a file's content is part of the baseline; else note only its facts."""
+        is_ignored = path in self._ignored
+        if not is_ignored and facts.st_size <= BLOB_BYTES_MAX:
+            return True
+        self._baseline.note(path, facts, None, tracked=not is_ignored)
+        if not is_ignored:
+            self._apart.append(path)
+        return False
+
+    def _is_apart(self, path: str) -> bool:
+        """Return True if git cannot have this path, or the agent may not read it; also if that cannot be decided."""
+        if names_repository(path):
+            return True
+        if self._unread is None:
+            return False
+        ends = [place for place, letter in enumerate(path) if letter == "/"]
+        try:
+            return any(self._unread.matches(path[:end]) is not None for end in (*ends, len(path)))
+        except PolicyError:
+            return True
+
+    def read_in_place(self, repo: Repo) -> None:
+        """Store the contents of the original. Raises OSError, WorkspaceError."""
+        with repo.storing() as objects:
+            for path, facts in self._listing.files:
+                self._scope.go_on()
+                if not self._is_stored(path, facts):
+                    continue
+                try:
+                    found = read_leaf(f"{self._original}/{path}", facts, sha256=repo.sha256)
+                except FileNotFoundError:
+                    continue  # The file was removed since the listing, so it is not part of the baseline.
+                except OSError as error:
+                    raise self._scope.cannot("read", path, error) from error
+                if found is not None:
+                    self._baseline.note(path, facts, found[0])
+                    self._left_bytes -= len(found[1])
+                    if self._left_bytes < 0:
+                        raise self._scope.over_quota()
+                    objects.blob(*found)
+
+
+class _Source:
+    """Opens the folders of an original, one at a time, while their files are copied."""
+
+    def __init__(self, root: str, listing: Listing) -> None:
+        self._root, self._folders = root, dict(listing.folders)
+        self._open: tuple[str, int] | None = None
+
+    def folder(self, path: str) -> int:
+        """Return a handle of the folder that a file is in. Raises OSError."""
+        above = parent(path)
+        if self._open is None or self._open[0] != above:
+            self.close()
+            self._open = (above, open_folder(self._root, (above, self._folders[above])))
+        return self._open[1]
+
+    def close(self) -> None:
+        if self._open is not None:
+            os.close(self._open[1])
+            self._open = None
+
+
+def _exclude_line(path: str) -> bytes:
+    """Return a line for `info/exclude` that ignores this file; empty if its name has a line break."""
+    escaped = b"".join(b"\\" + bytes((byte,)) if byte in b"\\*?[ !#" else bytes((byte,)) for byte in os.fsencode(path))
+    return b"" if b"\n" in escaped else b"/" + escaped + b"\n"
