@@ -128,7 +128,7 @@ put(final(run)); end()
         async with control.start(order(root), script(tmp_path, body)) as run:
             async for _ in run:
                 # Its database is taken away behind the open store's back: the commit fails, the journal does not.
-                control.state_folder.store()._connection.execute("PRAGMA query_only = ON")
+                control.state_folder.store()._index._connection.execute("PRAGMA query_only = ON")
                 gate.touch()
     assert run.error is not None
     assert ended(run) == ("store", "receipt_store_failed", "complete")

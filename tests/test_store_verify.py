@@ -17,7 +17,7 @@ from backplane.contract.receipt import BackendIdentity, Verification
 from backplane.errors import StoreError
 from backplane.receipts import memory
 from backplane.receipts.bundle import export
-from backplane.receipts.database import COVERED, ChainCheckpoint, link_of
+from backplane.receipts.database import COVERED, ChainCheckpoint, keep_row, link_of
 from backplane.receipts.journal import backend_name
 from backplane.receipts.pieces import canonical_chunks, seal
 from backplane.receipts.store import Store
@@ -45,7 +45,7 @@ TAMPERINGS = {
     "swap the hashes": _SWAP.format("sha256"),
     "renumber": "UPDATE receipts SET sequence = 9 WHERE sequence = 3",
     "duplicate": """INSERT INTO receipts SELECT 7, 'dddd' || substr(run_id, 5), work_order_id, backend, outcome, reason,
- started_at, finished_at, duration_ms, sha256, trace_count, trace_bytes, previous_link, link, pruned
+ started_at, finished_at, duration_ms, sha256, trace_count, trace_bytes, previous_link, link
  FROM receipts WHERE sequence = 6""",
     "link": "UPDATE receipts SET link = previous_link WHERE sequence = 3",
 }
@@ -220,8 +220,12 @@ def test_verify_finds_a_changed_column_of_a_pruned_receipt(six: Store, column: s
 
 
 def test_a_receipt_that_is_emptied_to_look_pruned_keeps_what_its_row_said(six: Store) -> None:
-    (six.folder(six.rows()[3].run_id) / "receipt.json").unlink()
-    tamper(six, "UPDATE receipts SET pruned = 1, outcome = 'failed', backend = 'another' WHERE sequence = 3")
+    row = six.rows()[3]
+    folder = six.folder(row.run_id)
+    (folder / "receipt.json").unlink()
+    forged = msgspec.structs.replace(row, outcome="failed", backend="another")
+    keep_row(folder, forged, pruned=True)
+    tamper(six, "UPDATE receipts SET outcome = 'failed', backend = 'another' WHERE sequence = 3")
     found = six.verify_all(six.checkpoint())
     assert {finding.code for finding in found.findings} == {"receipt_chain_broken"}
     assert (found.checked, found.pruned) == (5, 1)
@@ -242,5 +246,6 @@ def test_a_link_over_all_columns_is_none_over_a_hash_that_was_made_for_it(six: S
     assert said == row.link
     covered = sha256_hex(canonical_bytes({name: getattr(row, name) for name in COVERED}))
     for forged in (covered, f"{row.sequence}:{covered}", f"columns:{row.previous_link}:{row.sequence}:{covered}"):
-        tamper(six, f"UPDATE receipts SET pruned = 1, sha256 = '{forged}', outcome = 'failed' WHERE sequence = 3")
+        keep_row(six.folder(row.run_id), row, pruned=True)
+        tamper(six, f"UPDATE receipts SET sha256 = '{forged}', outcome = 'failed' WHERE sequence = 3")
         assert six.verify_all().findings

@@ -1,6 +1,6 @@
 """Checks that a stored receipt is as it was sealed: body, trace, patch, columns and chain.
 
-Every check says what it found as a value; none of them repairs. What only an older copy of the
+Every check returns its findings; none of them repairs anything. What only an older copy of the
 whole store could hide is seen with a checkpoint alone.
 """
 
@@ -18,14 +18,15 @@ from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Receipt
 from backplane.errors import StoreError
-from backplane.receipts.database import FIRST_LINK, ChainCheckpoint, ReceiptRow, columns_of, link_of
+from backplane.receipts.database import FIRST_LINK, LINK, ChainCheckpoint, ReceiptRow, columns_of, kept_row, link_of
+from backplane.receipts.journal import COPIED, PATCH, opening_of
 from backplane.receipts.pieces import digest, with_trace, without_trace
 from backplane.receipts.trace import CHUNK_BYTES, Trace, open_plain
 
 _EMPTY_SHA256: Final = canonical.sha256_hex(b"")
 
 _RECORD, _CONTENTS = "patch.json", "repo.git"
-"""From which a patch is applied; a receipt that came from elsewhere has neither beside it."""
+"""Files from which a patch is applied; a receipt that came from elsewhere has neither beside it."""
 
 _RECORD_BYTES_MAX: Final = 256 << 20
 """Size limit of the record; applying the patch reads no more."""
@@ -56,38 +57,34 @@ class Audit(msgspec.Struct, frozen=True, rename={"findings": "faults"}):
     """When the index was last rebuilt from the run folders; None if it never was."""
 
 
-def check_row(row: ReceiptRow, body: bytes, trace: Trace, patch: Path | None) -> list[AuditFinding]:
-    """Compare one row with its body, its trace's file and its patch's file.
-
-    Args:
-        patch: its file; None if this store never had it.
-    """
-
-    def found(code: str, fact: str) -> AuditFinding:
-        return AuditFinding(code, row.run_id, fact)
-
+def check_row(row: ReceiptRow, body: bytes, trace: Trace, folder: Path) -> list[AuditFinding]:
+    """Compare one row with its receipt's body, its trace and its patch in the run's folder."""
     try:
         receipt = with_trace(body, trace)
     except (msgspec.MsgspecError, ValueError) as error:
-        return [found("receipt_hash_mismatch", f"the stored body is no receipt: {error}")]
-    findings: list[AuditFinding] = []
-    if without_trace(receipt) != body:
-        findings.append(found("receipt_hash_mismatch", "the stored body is not in canonical form"))
-    findings += [found("receipt_hash_mismatch", fact) for fact in _trace_faults(row, trace)]
+        return [_mismatch(row, f"the stored body is no receipt: {error}")]
+    faults = [] if without_trace(receipt) == body else ["the stored body is not in canonical form"]
+    faults += _trace_faults(row, trace)
     try:
         computed, columns = digest(receipt), columns_of(receipt, trace)
     except StoreError as error:
-        return [*findings, found(error.code, error.message)]
+        return [*(_mismatch(row, fault) for fault in faults), AuditFinding(error.code, row.run_id, error.message)]
     if receipt.receipt_sha256 != computed:
-        findings.append(
-            found("receipt_hash_mismatch", f"the receipt says {receipt.receipt_sha256}, its content gives {computed}")
-        )
-    for name, value in columns.items():
-        if getattr(row, name) != value:
-            fact = f"the row says {name} = {getattr(row, name)!r}, the receipt {value!r}"
-            findings.append(found("receipt_hash_mismatch", fact))
-    faults = [*patch_faults(receipt, patch), *_record_faults(receipt, patch.parent)] if patch is not None else []
-    return findings + [found("receipt_hash_mismatch", fact) for fact in faults]
+        faults.append(f"the receipt says {receipt.receipt_sha256}, its content gives {computed}")
+    faults += [
+        f"the row says {name} = {getattr(row, name)!r}, the receipt {value!r}"
+        for name, value in columns.items()
+        if getattr(row, name) != value
+    ]
+    opening, patch = opening_of(folder), folder / PATCH
+    # The patch of a copied run may have stayed where it was.
+    if opening.patch or opening.fact != COPIED or os.path.lexists(patch):
+        faults += [*patch_faults(receipt, patch), *_record_faults(receipt, folder)]
+    return [_mismatch(row, fault) for fault in faults]
+
+
+def _mismatch(row: ReceiptRow, fact: str) -> AuditFinding:
+    return AuditFinding("receipt_hash_mismatch", row.run_id, fact)
 
 
 def check_link(row: ReceiptRow, previous: ReceiptRow | None) -> list[AuditFinding]:
@@ -103,6 +100,15 @@ def check_link(row: ReceiptRow, previous: ReceiptRow | None) -> list[AuditFindin
     return [AuditFinding("receipt_chain_broken", row.run_id, fact) for fact in faults]
 
 
+def check_kept(row: ReceiptRow, folder: Path) -> list[AuditFinding]:
+    """Compare a row with the one that stands beside its receipt."""
+    kept = kept_row(folder)
+    if kept is not None and all(getattr(kept, name) == getattr(row, name) for name in row.__struct_fields__):
+        return []
+    fact = f"'{LINK}' of receipt {row.sequence} " + ("is missing" if kept is None else "is not its row")
+    return [AuditFinding("receipt_chain_broken", row.run_id, fact)]
+
+
 def check_checkpoint(checkpoint: ChainCheckpoint, row: ReceiptRow | None) -> list[AuditFinding]:
     """Compare a checkpoint kept elsewhere with the row of its sequence now."""
     if row is not None and row.link == checkpoint.link:
@@ -115,15 +121,13 @@ def check_checkpoint(checkpoint: ChainCheckpoint, row: ReceiptRow | None) -> lis
 def _trace_faults(row: ReceiptRow, trace: Trace) -> Iterator[str]:
     if not isinstance(trace.source, Path):
         return
-    lines = 0
     try:
         with open_plain(trace.source) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             if size_bytes != row.trace_bytes:  # Known without reading it: it may be one large hole.
                 yield f"the trace has {size_bytes} bytes, stored were {row.trace_bytes}"
                 return
-            while block := file.read(CHUNK_BYTES):
-                lines += block.count(b"\n")
+            lines = sum(block.count(b"\n") for block in iter(lambda: file.read(CHUNK_BYTES), b""))
     except OSError as error:
         yield f"the trace cannot be read: {error.strerror}"
         return
@@ -131,35 +135,34 @@ def _trace_faults(row: ReceiptRow, trace: Trace) -> Iterator[str]:
         yield f"the trace has {lines} events, stored were {row.trace_count}"
 
 
-def patch_hash(receipt: Receipt) -> str | None:
-    """Return the hash of the patch that a receipt vouches for: the one that it names, else of the patch inside it."""
-    return _promised_patch(receipt)[0]
-
-
-def patch_bytes(receipt: Receipt) -> int | None:
-    """Return the size of that patch; None if the receipt does not say."""
-    return _promised_patch(receipt)[1]
-
-
-def _promised_patch(receipt: Receipt) -> tuple[str | None, int | None]:
-    claim = patch_claim(receipt)
-    sha256, size = claim.get("sha256"), claim.get("bytes")
-    if isinstance(sha256, str):
-        return sha256, size if isinstance(size, int) else None
-    diff = (receipt.verification.git_diff or "").encode()
-    return (canonical.sha256_hex(diff), len(diff)) if diff else (None, None)
-
-
-def record_hash(receipt: Receipt) -> str | None:
-    """Return the hash of the record that the patch is applied from; None if the receipt does not say."""
-    found = patch_claim(receipt).get("record_sha256")
-    return found if isinstance(found, str) else None
+# Patches --------------------------------------------------------------------------------------------------------------
 
 
 def patch_claim(receipt: Receipt) -> dict[str, Json]:
     """Return the receipt's member `patch`, unchecked; empty if there is none."""
     claim = receipt.backplane.get("patch")
     return claim if isinstance(claim, dict) else {}
+
+
+def patch_hash(receipt: Receipt) -> str | None:
+    """Return the hash of the patch that a receipt vouches for: the one that it names, else of the patch inside it."""
+    claimed, diff = patch_claim(receipt).get("sha256"), receipt.verification.git_diff
+    if isinstance(claimed, str):
+        return claimed
+    return canonical.sha256_hex(diff.encode()) if diff else None
+
+
+def patch_bytes(receipt: Receipt) -> int | None:
+    """Return the size of that patch; None if the receipt does not say."""
+    claim, diff = patch_claim(receipt), receipt.verification.git_diff
+    size = claim.get("bytes") if isinstance(claim.get("sha256"), str) else len((diff or "").encode()) or None
+    return size if isinstance(size, int) else None
+
+
+def record_hash(receipt: Receipt) -> str | None:
+    """Return the hash of the record that the patch is applied from; None if the receipt does not say."""
+    found = patch_claim(receipt).get("record_sha256")
+    return found if isinstance(found, str) else None
 
 
 def _record_faults(receipt: Receipt, folder: Path) -> Iterator[str]:

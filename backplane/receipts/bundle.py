@@ -1,17 +1,15 @@
-"""Receipts on their way out of and into the store: one folder with receipt, patch and journal.
+"""Exports and imports receipts: one folder with receipt, patch, journal and signature, or a receipt's file.
 
-What comes in is verified before anything is kept, and kept exactly: its hash is still the
-maker's. Only receipts come in; a foreign journal is not needed, the receipt holds the trace.
+What comes in is verified before anything is kept, and kept exactly, so that its hash is still the
+maker's. Only receipts and patches come in; a foreign journal is not needed, as the receipt holds the trace.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import stat
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +24,7 @@ from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import FILE_MODE, HEAD, PATCH, RECEIPT, TRACE, disk_error
 from backplane.receipts.pieces import canonical_chunks, is_intact
 from backplane.receipts.store import Store
-from backplane.receipts.trace import Trace, as_trace, open_plain
+from backplane.receipts.trace import Trace, as_trace, open_plain, read_plain
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -34,7 +32,10 @@ if TYPE_CHECKING:
 JOURNAL: Final = "journal"
 SIGNATURE: Final = f"receipt{signatures.SUFFIX}"
 RECEIPT_BYTES_MAX: Final = 256 << 20
-"""Largest foreign receipt that is read: JSON is parsed as a whole, at several times its size in memory."""
+"""Size limit of a foreign receipt: JSON is parsed as a whole, at several times its size in memory."""
+
+
+# Out ------------------------------------------------------------------------------------------------------------------
 
 
 def export(store: Store, run: str, folder: Path) -> Path:
@@ -42,7 +43,7 @@ def export(store: Store, run: str, folder: Path) -> Path:
 
     Args:
         run: id or its beginning.
-        folder: made by this; must not be there yet, or be empty.
+        folder: made by this; must not exist yet, or be empty.
 
     Raises:
         ConfigError: `config_invalid`: no such run, or the folder is in use.
@@ -50,38 +51,32 @@ def export(store: Store, run: str, folder: Path) -> Path:
     """
     row, receipt = store.find(run), store.load(run)
     source = store.folder(receipt.meta.run_id)
+    building: Path | None = None
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError("config_invalid", f"{folder} is there already and not empty", hint="name a new folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _building(folder) as building:
-            write_receipt(receipt, building / RECEIPT)
-            signature = signatures.read(signatures.path_of(store.home, receipt.meta.run_id))
-            if signature is not None:
-                (building / SIGNATURE).write_bytes(signature)
-            (building / JOURNAL).mkdir()
-            promised = patch_bytes(receipt)
-            _copy(source / PATCH, building / PATCH, RECEIPT_BYTES_MAX if promised is None else promised)
-            _copy(source / HEAD, building / JOURNAL / HEAD, RECEIPT_BYTES_MAX)
-            _copy(source / TRACE, building / JOURNAL / TRACE, row.trace_bytes)
-            os.replace(building, folder)
+        building = Path(tempfile.mkdtemp(prefix=".backplane-export.", dir=folder.parent))
+        write_receipt(receipt, building / RECEIPT)
+        signature = signatures.read(signatures.path_of(store.home, receipt.meta.run_id))
+        if signature is not None:
+            (building / SIGNATURE).write_bytes(signature)
+        (building / JOURNAL).mkdir()
+        promised = patch_bytes(receipt)
+        _copy(source / PATCH, building / PATCH, RECEIPT_BYTES_MAX if promised is None else promised)
+        _copy(source / HEAD, building / JOURNAL / HEAD, RECEIPT_BYTES_MAX)
+        _copy(source / TRACE, building / JOURNAL / TRACE, row.trace_bytes)
+        os.replace(building, folder)
     except OSError as error:
         raise disk_error(str(folder), error, chosen=True) from error
+    finally:
+        if building is not None:
+            shutil.rmtree(building, ignore_errors=True)
     return folder
 
 
-@contextmanager
-def _building(folder: Path) -> Iterator[Path]:
-    """Make a folder beside this one, to be renamed to it; remove it if that has not happened."""
-    building = Path(tempfile.mkdtemp(prefix=".backplane-export.", dir=folder.parent))
-    try:
-        yield building
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-
-
 def _copy(source: Path, target: Path, bytes_max: int) -> None:
-    """Copy a file of a run's folder, if it exists and is not longer than it was: a sparse file would fill the disk."""
+    """Copy a file of a run's folder, if it exists and has not grown: a sparse file would fill the disk."""
     if not os.path.lexists(source):
         return
     with open_plain(source) as file, target.open("xb") as copy:
@@ -93,15 +88,13 @@ def _copy(source: Path, target: Path, bytes_max: int) -> None:
 
 
 def write_receipt(receipt: Receipt, path: Path) -> None:
-    """Write the whole receipt in canonical bytes, a piece at a time.
-
-    Raises:
-        OSError: as the disk says.
-    """
+    """Write the whole receipt in canonical bytes, a piece at a time. Raises OSError."""
     fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
     with open(fd, "wb") as file:
-        for chunk in canonical_chunks(receipt):
-            file.write(chunk)
+        file.writelines(canonical_chunks(receipt))
+
+
+# In -------------------------------------------------------------------------------------------------------------------
 
 
 def import_bundle(store: Store, path: Path) -> ReceiptRow:
@@ -113,44 +106,31 @@ def import_bundle(store: Store, path: Path) -> ReceiptRow:
         StoreError: `receipt_hash_mismatch`: no hash, a wrong one, or a patch it does not vouch for;
             `receipt_store_failed`: stored already, or the disk fails. Nothing was imported.
     """
-    if not os.path.isdir(path):
-        receipt = parse_receipt(read_bounded(path), str(path))
-        inside = (receipt.verification.git_diff or "").encode()
-        # Nothing where it is another one than the receipt names.
-        patch = inside if patch_hash(receipt) == canonical.sha256_hex(inside) else b""
-        if patch:
-            check_patch(receipt, path, patch)
-        return store.adopt(receipt, patch)
-    receipt, patch = read_bundle(path)
+    receipt, patch, signature = read_bundle(path)
     row = store.adopt(receipt, patch)
-    signature = signatures.read(path / SIGNATURE)
-    if signature is not None:
-        signatures.keep(store.home, row.run_id, signature)
+    if path.is_dir() and (envelope := signatures.read(signature)) is not None:
+        signatures.keep(store.home, row.run_id, envelope)
     return row
 
 
-def read_bundle(folder: Path) -> tuple[Receipt, bytes]:
-    """Read and verify the receipt and the patch of an exported folder. Raises as `import_bundle`."""
-    receipt = parse_receipt(_read_inside(folder / RECEIPT), str(folder / RECEIPT))
-    patch = _read_inside(folder / PATCH) if os.path.lexists(folder / PATCH) else b""
-    check_patch(receipt, folder / PATCH, patch)
-    return receipt, patch
-
-
-def verified_bundle(path: Path) -> tuple[Receipt, Path]:
-    """Verify a receipt's file, or an exported folder with its journal; return the receipt and its signature's path.
+def read_bundle(path: Path) -> tuple[Receipt, bytes, Path]:
+    """Read and verify an exported folder, or a receipt's file; return receipt, patch and the signature's path.
 
     Raises:
-        ConfigError, ContractError: as `import_bundle`.
-        StoreError: as `import_bundle`; `receipt_hash_mismatch` if the journal has other events than the receipt.
+        ConfigError, ContractError, StoreError: as `import_bundle`.
     """
-    if not path.is_dir():
-        return parse_receipt(read_bounded(path), "the file"), path.with_suffix(signatures.SUFFIX)
-    receipt, _ = read_bundle(path)
-    trace = path / JOURNAL / TRACE
-    if os.path.lexists(trace) and _read_inside(trace) != b"".join(as_trace(receipt.trace).blocks()):
-        raise StoreError("receipt_hash_mismatch", f"{trace} has other events than the receipt")
-    return receipt, path / SIGNATURE
+    if path.is_dir():
+        receipt = parse_receipt(_read_inside(path / RECEIPT), str(path / RECEIPT))
+        patch = _read_inside(path / PATCH) if os.path.lexists(path / PATCH) else b""
+        check_patch(receipt, path / PATCH, patch)
+        return receipt, patch, path / SIGNATURE
+    receipt = parse_receipt(read_bounded(path), str(path))
+    patch = (receipt.verification.git_diff or "").encode()
+    if patch_hash(receipt) != canonical.sha256_hex(patch):
+        patch = b""  # The receipt names another patch, which is not here.
+    if patch:
+        check_patch(receipt, path, patch)
+    return receipt, patch, path.with_suffix(signatures.SUFFIX)
 
 
 def bundle_faults(path: Path, key: Ed25519PublicKey | None) -> Iterator[AuditFinding]:
@@ -160,7 +140,10 @@ def bundle_faults(path: Path, key: Ed25519PublicKey | None) -> Iterator[AuditFin
         ConfigError: `config_invalid`, it cannot be read.
     """
     try:
-        receipt, signature = verified_bundle(path)
+        receipt, _, signature = read_bundle(path)
+        trace = path / JOURNAL / TRACE
+        if os.path.lexists(trace) and _read_inside(trace) != b"".join(as_trace(receipt.trace).blocks()):
+            raise StoreError("receipt_hash_mismatch", f"{trace} has other events than the receipt")
     except (ContractError, StoreError) as error:
         yield AuditFinding(error.code, str(path), error.message)
         return
@@ -215,46 +198,40 @@ def check_patch(receipt: Receipt, path: Path, patch: bytes) -> None:
     """Compare the patch that came with a receipt with what the receipt says of it.
 
     Args:
-        path: where the patch was read; where it is empty there need be no file.
+        path: file from which the patch was read; it may be missing if the patch is empty.
 
     Raises:
         StoreError: `receipt_hash_mismatch`.
     """
-    faults: Iterable[str] = patch_faults(receipt, path)
-    if patch:
-        is_named = (canonical.sha256_hex(patch), len(patch)) == (
-            patch_hash(receipt),
-            patch_bytes(receipt) or len(patch),
-        )
-        faults = [] if is_named else ["the patch is not the one that the receipt names"]
-    for fault in faults:
+    fault: str | None = None
+    if not patch:
+        fault = next(patch_faults(receipt, path), None)
+    elif canonical.sha256_hex(patch) != patch_hash(receipt) or patch_bytes(receipt) not in (None, len(patch)):
+        fault = "the patch is not the one that the receipt names"
+    if fault is not None:
         raise StoreError("receipt_hash_mismatch", f"{path}: {fault}")
 
 
 def _read_inside(path: Path) -> bytes:
-    """A file of a foreign folder, which may hold links that lead out of it and pipes that nobody writes to."""
+    """Read a file of a foreign folder, which may have links out of it, and pipes. Raises as `read_bounded`."""
     try:
-        is_file = stat.S_ISREG(path.lstat().st_mode)
+        return read_plain(path, RECEIPT_BYTES_MAX)
     except OSError as error:
         raise _unreadable(path, error) from error
-    if not is_file:
-        raise ConfigError("config_invalid", f"{path} is no regular file", hint="export it anew")
-    return read_bounded(path)
+
+
+def read_bounded(path: Path) -> bytes:
+    """Read a file of `RECEIPT_BYTES_MAX` at most, or a pipe. Raises ConfigError, `config_invalid`."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(RECEIPT_BYTES_MAX + 1)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if len(data) > RECEIPT_BYTES_MAX:
+        raise ConfigError("config_invalid", f"{path} is over {RECEIPT_BYTES_MAX >> 20} MiB")
+    return data
 
 
 def _unreadable(path: Path, error: OSError) -> ConfigError:
     fact = f"{path} cannot be read: {error.strerror}"
     return ConfigError("config_invalid", fact, hint="name a receipt's file or an exported folder")
-
-
-def read_bounded(path: Path) -> bytes:
-    """Read a file of `RECEIPT_BYTES_MAX` at most. Raises ConfigError, `config_invalid`."""
-    try:
-        with path.open("rb") as file:
-            is_too_long = os.fstat(file.fileno()).st_size > RECEIPT_BYTES_MAX
-            data = b"" if is_too_long else file.read(RECEIPT_BYTES_MAX + 1)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    if is_too_long or len(data) > RECEIPT_BYTES_MAX:
-        raise ConfigError("config_invalid", f"{path} is over {RECEIPT_BYTES_MAX >> 20} MiB")
-    return data

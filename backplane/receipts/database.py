@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,21 +24,21 @@ from backplane.contract import canonical
 from backplane.contract.receipt import Receipt
 from backplane.errors import StoreError
 from backplane.receipts.journal import FILE_MODE, FOLDER_MODE, disk_error, flush_path, replace_file
-from backplane.receipts.trace import Trace
+from backplane.receipts.trace import Trace, read_plain
 
 FILE: Final = "receipts.sqlite"
 LINK: Final = "link.json"
 """A receipt's row, in the folder of its run; it stays when the run is pruned."""
+LINK_BYTES_MAX: Final = 1 << 20
+"""Size limit of a `link.json`; a usual one has half a kilobyte."""
 INTEGER_MAX: Final = (1 << 63) - 1
-"""SQLite counts no further, and no store of ours comes near it."""
-SCHEMA_VERSION: Final = 4
+"""Largest integer of SQLite."""
+SCHEMA_VERSION: Final = 5
 """A file of another version is left alone: nothing is migrated, as no other version was ever released."""
 BUSY_TIMEOUT_S: Final = 30.0
 """Longest wait for other writers; a commit takes milliseconds, so this is a stuck machine."""
 CACHE_KIB: Final = 512
-"""Pages that a connection keeps: by default 2 MiB, by which each worker of a queue grew with its first 300 orders."""
-_CUT_OFF: Final = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_CANTLOCK)
-"""A writer died, and who only reads cannot undo what it began."""
+"""Memory for pages of the file (SQLite's default: 2 MiB, by which each worker of a queue grew)."""
 FIRST_LINK: Final = "0" * 64
 """Previous link of the first receipt of a store."""
 
@@ -62,10 +63,11 @@ class ReceiptRow(msgspec.Struct, frozen=True):
     link: str
 
 
-COVERED: Final = tuple(
-    name for name in ReceiptRow.__struct_fields__ if name not in ("sequence", "previous_link", "link")
-)
-"""Columns with what a receipt says of itself: all that is left of one that was pruned."""
+class KeptRow(ReceiptRow, frozen=True):
+    """A row as `link.json` has it."""
+
+    pruned: bool = False
+    """True if the run's files were removed; only here, as the chain does not cover it."""
 
 
 class ChainCheckpoint(msgspec.Struct, frozen=True):
@@ -74,6 +76,28 @@ class ChainCheckpoint(msgspec.Struct, frozen=True):
     sequence: int
     link: str
     time: str
+
+
+COVERED: Final = tuple(
+    name for name in ReceiptRow.__struct_fields__ if name not in ("sequence", "previous_link", "link")
+)
+"""Columns with what a receipt says of itself: all that is left of one that was pruned."""
+
+_TYPES: Final[Mapping[Any, str]] = {int: "INTEGER NOT NULL", str: "TEXT NOT NULL"}
+_MORE: Final = {"sequence": "INTEGER PRIMARY KEY", "run_id": "TEXT NOT NULL UNIQUE"}
+_COLUMNS: Final = {
+    name: _MORE.get(name) or _TYPES.get(kind, "TEXT") for name, kind in get_type_hints(ReceiptRow).items()
+}
+_TABLES: Final = (
+    f"CREATE TABLE receipts ({', '.join(map(' '.join, _COLUMNS.items()))})",
+    "CREATE TABLE rebuilt (at TEXT NOT NULL)",
+)
+_INSERT: Final = f"INSERT INTO receipts VALUES ({', '.join('?' * len(_COLUMNS))})"
+_READ: Final = ", ".join(
+    f"CAST(IFNULL({name}, '') AS TEXT)" if kind == "TEXT NOT NULL" else f"CAST({name} AS {kind.split()[0]})"
+    for name, kind in _COLUMNS.items()
+)
+"""Columns as `ReceiptRow` has them, whatever types a tampered file gives: `verify` compares the values."""
 
 
 def columns_of(receipt: Receipt, trace: Trace) -> dict[str, Any]:
@@ -95,24 +119,8 @@ def columns_of(receipt: Receipt, trace: Trace) -> dict[str, Any]:
     }
 
 
-_TYPES: Final[Mapping[Any, str]] = {int: "INTEGER NOT NULL", str: "TEXT NOT NULL"}
-_MORE: Final = {"sequence": "INTEGER PRIMARY KEY", "run_id": "TEXT NOT NULL UNIQUE"}
-_COLUMNS: Final = {
-    name: _MORE.get(name) or _TYPES.get(kind, "TEXT") for name, kind in get_type_hints(ReceiptRow).items()
-}
-_TABLE: Final = f"CREATE TABLE receipts ({', '.join(map(' '.join, _COLUMNS.items()))}, pruned INTEGER NOT NULL)"
-_REBUILT: Final = "CREATE TABLE rebuilt (at TEXT NOT NULL)"
-INSERT: Final = f"INSERT INTO receipts ({', '.join(_COLUMNS)}, pruned) VALUES ({', '.join('?' * (len(_COLUMNS) + 1))})"
-
-READ: Final = ", ".join(
-    f"CAST(IFNULL({name}, '') AS TEXT)" if kind == "TEXT NOT NULL" else f"CAST({name} AS {kind.split()[0]})"
-    for name, kind in _COLUMNS.items()
-)
-"""Columns as `ReceiptRow` has them, whatever types a tampered file gives: comparing them is `verify`'s affair."""
-
-
 def link_of(previous_link: str, sequence: int, columns: Mapping[str, Any]) -> str:
-    """The chain's rule: SHA-256 over `columns`, the link before, the sequence and a hash of the row, colons between.
+    """Compute a link: SHA-256 over `columns`, the link before, the sequence and a hash of the row, colons between.
 
     Args:
         columns: those of `COVERED`; their hash is SHA-256 over the canonical bytes of this object.
@@ -121,11 +129,7 @@ def link_of(previous_link: str, sequence: int, columns: Mapping[str, Any]) -> st
     return hashlib.sha256(f"columns:{previous_link}:{sequence}:{covered}".encode()).hexdigest()
 
 
-class KeptRow(ReceiptRow, frozen=True):
-    """A row as `link.json` has it."""
-
-    pruned: bool = False
-    """True if the run's files were removed."""
+# Rows beside the receipts ---------------------------------------------------------------------------------------------
 
 
 def keep_row(folder: Path, row: ReceiptRow, *, pruned: bool = False) -> None:
@@ -136,122 +140,176 @@ def keep_row(folder: Path, row: ReceiptRow, *, pruned: bool = False) -> None:
 def kept_row(folder: Path) -> KeptRow | None:
     """Return the row beside a receipt; None if there is none that can be read."""
     try:
-        with open(os.open(folder / LINK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return _decode_row(file.read(LINK_BYTES_MAX))
+        return _decode_row(read_plain(folder / LINK, LINK_BYTES_MAX))
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-LINK_BYTES_MAX: Final = 1 << 20
-"""Size limit of a `link.json`; a usual one has half a kilobyte."""
 _decode_row: Final = msgspec.json.Decoder(KeptRow).decode
 
 
-def rebuild(connection: sqlite3.Connection, folders: Iterable[Path]) -> None:
-    """Fill an empty index from the rows beside the receipts; rows that contradict one another are left to `verify`."""
-    kept = sorted((row for row in map(kept_row, folders) if row is not None), key=lambda row: row.sequence)
-    for row in kept:
-        with suppress(sqlite3.IntegrityError, OverflowError):
-            connection.execute(INSERT, msgspec.structs.astuple(row))
-    if kept:
-        connection.execute("INSERT INTO rebuilt VALUES (?)", (canonical.timestamp_at(time.time_ns()),))
+# The file -------------------------------------------------------------------------------------------------------------
 
 
-def connect(home: Path, folders: Callable[[], Iterable[Path]], *, readonly: bool) -> sqlite3.Connection:
-    """Open the index in `home`; make it, or rebuild it, if it is not there.
+class Index:
+    """The open index of a store; any thread may use it.
 
     Args:
-        folders: returns the run folders, for a new index.
+        home: the state directory.
+        folders: returns the run folders, from which a new index is filled.
+        readonly: write nothing; if there is no file, the rows beside the receipts are read into memory.
 
     Raises:
-        StoreError: `receipt_store_failed`: another schema, or a disk that fails.
+        StoreError: on any use, `receipt_store_failed`: another schema, or a disk that fails.
+    """
+
+    def __init__(self, home: Path, folders: Callable[[], Iterable[Path]], *, readonly: bool) -> None:
+        self.path = home / FILE
+        self._folders, self._readonly = folders, readonly
+        self._lock = threading.Lock()
+        self._in_memory = False
+        """True while it is read-only and has no file."""
+        with translated(self.path):
+            self._connection = self._connect()
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        _make_home(self.path.parent, readonly=self._readonly)
+        self._in_memory = self._readonly and not _has_content(self.path)
+        connection = _open(":memory:" if self._in_memory else f"file:{quote(os.fsencode(self.path))}?mode=rw")
+        try:
+            if self._in_memory:
+                self._make(connection)
+                return connection
+            for pragma in ("synchronous=FULL", "fullfsync=ON", f"cache_size=-{CACHE_KIB}"):
+                connection.execute(f"PRAGMA {pragma}")
+            if not self._is_made(connection):
+                with transaction(connection):
+                    # Read again: another process may have made it while we waited for the lock.
+                    if not self._is_made(connection):
+                        self._make(connection)
+            # Only from here on: what a killed writer began is undone by SQLite's first reader.
+            connection.execute(f"PRAGMA query_only={int(self._readonly)}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _is_made(self, connection: sqlite3.Connection) -> bool:
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        if version not in (0, SCHEMA_VERSION):
+            fact = f"{self.path} has schema version {version}, this program knows version {SCHEMA_VERSION}"
+            raise StoreError("receipt_store_failed", fact, hint=FOREIGN_HINT)
+        return version == SCHEMA_VERSION
+
+    def _make(self, connection: sqlite3.Connection) -> None:
+        """Make the tables, and fill them from the rows beside the receipts; `verify` finds contradictions in these."""
+        for table in _TABLES:
+            connection.execute(table)
+        kept = sorted((row for row in map(kept_row, self._folders()) if row is not None), key=lambda row: row.sequence)
+        for row in kept:
+            with suppress(sqlite3.IntegrityError, OverflowError):
+                connection.execute(_INSERT, msgspec.structs.astuple(row)[: len(_COLUMNS)])
+        if kept:
+            connection.execute("INSERT INTO rebuilt VALUES (?)", (canonical.timestamp_at(time.time_ns()),))
+        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+    @contextmanager
+    def _used(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, translated(self.path):
+            if self._in_memory and _has_content(self.path):  # The first run has ended meanwhile.
+                self._connection.close()
+                self._connection = self._connect()
+            yield self._connection
+
+    def rows(self, where: str, *values: object) -> list[ReceiptRow]:
+        """Return the rows that an SQL condition selects."""
+        with self._used() as connection:
+            found = connection.execute(f"SELECT {_READ} FROM receipts {where}", values).fetchall()
+        return [ReceiptRow(*values) for values in found]
+
+    def add(self, columns: Mapping[str, Any]) -> ReceiptRow:
+        """Add a row at the end of the chain; when this returns it survives a power cut.
+
+        Raises:
+            StoreError: also if the run has a row already.
+        """
+        with self._used() as connection, transaction(connection):
+            newest = "SELECT sequence, link FROM receipts ORDER BY sequence DESC LIMIT 1"
+            last, previous = connection.execute(newest).fetchone() or (0, FIRST_LINK)
+            link = link_of(previous, last + 1, columns)
+            row = ReceiptRow(sequence=last + 1, previous_link=previous, link=link, **columns)
+            try:
+                connection.execute(_INSERT, msgspec.structs.astuple(row))
+            except sqlite3.IntegrityError as error:
+                raise known(row.run_id) from error
+        return row
+
+    def run_ids(self) -> set[str]:
+        """Return the ids of all runs."""
+        with self._used() as connection:
+            return {str(run_id) for (run_id,) in connection.execute("SELECT run_id FROM receipts")}
+
+    def faults(self) -> list[str]:
+        """Return what SQLite's own check finds wrong in the file."""
+        with self._used() as connection:
+            return [fact for (fact,) in connection.execute("PRAGMA integrity_check(1)") if fact != "ok"]
+
+    def rebuilt_at(self) -> str | None:
+        """Return when the index was last rebuilt from the run folders; None if it never was."""
+        with self._used() as connection:
+            found: str | None = connection.execute("SELECT MAX(at) FROM rebuilt").fetchone()[0]
+        return found
+
+
+def _make_home(home: Path, *, readonly: bool) -> None:
+    """Make the state directory and an empty file in it, unless they are there or nothing is to be written.
+
+    Only SQLite opens a file that is there: closing it would end the locks of every connection of this process.
     """
     path = home / FILE
     try:
         if home.exists() and not home.is_dir():
             hint = "set BACKPLANE_HOME to a folder that this user can write"
             raise StoreError("receipt_store_failed", f"the state directory {home} is no folder", hint=hint)
-        if readonly and not path.exists():
-            connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-            _make_tables(connection, folders)
-            return connection
-        if not readonly:
-            home.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-            _make_writable(path)
-            flush_path(home)
+        if readonly:
+            return
+        home.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, FILE_MODE))
+        except FileExistsError:
+            if not os.access(path, os.W_OK):
+                code = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
+                raise OSError(code, os.strerror(code), str(path)) from None
+        flush_path(home)
     except OSError as error:
         raise disk_error(str(path), error) from error
-    with translated(path):
-        connection = _open(path, f"mode={'ro' if readonly else 'rw'}")
-        try:
-            if not readonly:
-                connection.execute("PRAGMA synchronous=FULL")
-                connection.execute("PRAGMA fullfsync=ON")
-                connection.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
-            if _has_table(connection, path):
-                return connection
-            if not readonly:
-                with transaction(connection):
-                    # Read again: another process may have made it while we waited for the lock.
-                    if not _has_table(connection, path):
-                        _make_tables(connection, folders)
-                return connection
-        except sqlite3.OperationalError as error:
-            connection.close()
-            if not readonly or error.sqlite_errorcode not in _CUT_OFF:
-                raise
-        except BaseException:
-            connection.close()
-            raise
-    # A writer died in a commit, or before it made the table: only a writer can mend that.
-    connection.close()
-    connect(home, folders, readonly=False).close()
-    return connect(home, folders, readonly=True)
 
 
-def _make_writable(path: Path) -> None:
-    """Make the file if there is none. Raises OSError, also for one that cannot be written.
-
-    Only SQLite opens a file that is there: closing it would end the locks of every connection of this process.
-    """
+def _has_content(path: Path) -> bool:
+    """Return True if the file is there, and its maker did not die before the first page."""
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, FILE_MODE))
-    except FileExistsError:
-        if not os.access(path, os.W_OK):
-            code = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
-            raise OSError(code, os.strerror(code), str(path)) from None
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise disk_error(str(path), error) from error
 
 
-def _open(path: Path, options: str) -> sqlite3.Connection:
+def _open(name: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        f"file:{quote(os.fsencode(path))}?{options}",
+        name,
         uri=True,
         timeout=BUSY_TIMEOUT_S,
         isolation_level=None,  # transactions are begun and ended by us alone
-        check_same_thread=False,  # the store has its own lock
+        check_same_thread=False,  # the index has its own lock
     )
     # A flipped bit in a text must not keep `verify` from reading on.
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
     return connection
-
-
-def _has_table(connection: sqlite3.Connection, path: Path) -> bool:
-    """Return whether the file has its table; a new file does not. Raises StoreError for another version's."""
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    if version not in (0, SCHEMA_VERSION):
-        raise StoreError(
-            "receipt_store_failed",
-            f"{path} has schema version {version}, this program knows version {SCHEMA_VERSION}",
-            hint=FOREIGN_HINT,
-        )
-    return version == SCHEMA_VERSION
-
-
-def _make_tables(connection: sqlite3.Connection, folders: Callable[[], Iterable[Path]]) -> None:
-    connection.execute(_TABLE)
-    connection.execute(_REBUILT)
-    rebuild(connection, folders())
-    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
 
 @contextmanager
@@ -267,6 +325,11 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
+def known(run_id: str) -> StoreError:
+    """Make the error for a run that has a receipt already."""
+    return StoreError("receipt_store_failed", f"a receipt of run {run_id} is stored already")
+
+
 FOREIGN_HINT: Final = "use the backplane that made it, or set BACKPLANE_HOME to another folder"
 """Next step for a file with the tables of another program."""
 _ERRNO_OF: Final = {
@@ -277,7 +340,20 @@ _ERRNO_OF: Final = {
     "SQLITE_NOTADB": ("EINVAL", "move the file away; it is no store"),
     "SQLITE_ERROR": ("EINVAL", FOREIGN_HINT),
     "SQLITE_CORRUPT": ("EIO", "move the file away: the next start rebuilds it from runs/"),
+    "OverflowError": ("EOVERFLOW", f"a number of the receipt is over {INTEGER_MAX}"),
 }
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turn every SQLite failure into `receipt_store_failed`, named by the nearest errno."""
+    try:
+        yield
+    except (sqlite3.Error, OverflowError) as error:
+        name = getattr(error, "sqlite_errorname", type(error).__name__)
+        family = next((known for known in _ERRNO_OF if name.startswith(known)), "")
+        errno_name, hint = _ERRNO_OF.get(family, ("EIO", "look at the disk"))
+        raise StoreError("receipt_store_failed", f"{path}: {errno_name} ({name}: {error})", hint=hint) from error
 
 
 def is_full(error: StoreError) -> bool:
@@ -286,15 +362,3 @@ def is_full(error: StoreError) -> bool:
     if isinstance(cause, OSError):
         return cause.errno in (errno.ENOSPC, errno.EDQUOT)
     return getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-
-
-@contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """Turn every SQLite failure into `receipt_store_failed`, named by the nearest errno."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        name = getattr(error, "sqlite_errorname", type(error).__name__)
-        family = next((known for known in _ERRNO_OF if name.startswith(known)), "")
-        errno_name, hint = _ERRNO_OF.get(family, ("EIO", "look at the disk"))
-        raise StoreError("receipt_store_failed", f"{path}: {errno_name} ({name}: {error})", hint=hint) from error

@@ -13,8 +13,7 @@ import functools
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from itertools import islice
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,17 +31,14 @@ PATCH: Final = "patch.diff"
 RECEIPT: Final = "receipt.json"
 """The sealed receipt in canonical form; its trace is empty here and stands in `trace.jsonl`."""
 COPIED: Final = "copied"
-"""The first fact of a run that happened elsewhere."""
+"""Name of the first fact of a run that happened elsewhere."""
 TASK_HASH: Final = "sha256:"
-"""Before the hash of a task that is not kept in the order (`config.vendor.abp.task_text`); events may repeat it."""
+"""Prefix of a task's hash where the task is not kept (`config.vendor.abp.task_text`); events may repeat the task."""
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
-"""Events hold the user's text: nobody else reads them."""
+"""Only the owner may read the files, as events have the user's text."""
 HEAD_BYTES_MAX: Final = 64 << 20
-"""Read back of a head at most; an order with its context and a patch of 8 MiB fit several times."""
-FLUSHES: Final = 8
-"""Files that are forced to the disk at once. A thousand took 2.6 s one by one, 0.08 s so."""
-FLUSHES_QUEUED: Final = 256
+"""Size limit of a head that is read; an order with its context has some kilobytes."""
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 Facts = dict[str, Any]
@@ -83,10 +79,13 @@ class JournalHead(msgspec.Struct, frozen=True):
     started_at: str = ""
     backend: HeadBackend | None = None
     order: HeadOrder = HeadOrder()
+    boot_id: str | None = None
+    """The machine's start in which the run began."""
+    route: Json = None
     check: dict[str, Any] | None = None
     """`of` is the run whose result it checks; None for a run of its own."""
     patch: bool = True
-    """False if it is the copy of a run of elsewhere whose patch was not copied."""
+    """False if it is the copy of a run whose patch was not copied."""
 
 
 _decode_head: Final = msgspec.json.Decoder(JournalHead).decode
@@ -106,13 +105,14 @@ def read_head(folder: Path) -> JournalHead:
 def head_fact(
     order: WorkOrder, *, run_id: str, started_at: str, backend: str | None, route: Json = None, check: Json = None
 ) -> Facts:
-    """The first fact of a run, as recovery expects it.
+    """Return the first fact of a run, from which recovery makes a receipt.
 
     Args:
-        order: stored with the names of `config.env` only, as the values are secrets; by its wish with the task's hash.
+        order: stored with the names of `config.env` only, as the values are secrets, and with the task's hash if the
+            order asks for that.
         started_at: in the contract's print form.
-        backend: id of the chosen backend, before any hello; None where another machine chooses it.
-        route: why it was chosen, as the receipt has it; None where it was named.
+        backend: id of the chosen backend, before any hello; None if another machine chooses it.
+        route: reason for the choice, as the receipt has it; None if the order named the backend.
         check: the run whose result it checks, as the receipt has it; None for a run of its own.
     """
     stored = msgspec.to_builtins(order)
@@ -125,12 +125,12 @@ def head_fact(
 
 
 def applied_fact(files: int) -> Facts:
-    """The fact that a run's patch was put into its original, so many files."""
+    """Return the fact that a run's patch was applied to its original."""
     return {"fact": "applied", "files": files}
 
 
 def held_fact(held: Json) -> Facts:
-    """The fact of what holds the host, as the receipt has it under `enforcement`."""
+    """Return the fact with the host's layers, as the receipt has them under `enforcement`."""
     return {"fact": "held", "enforcement": held}
 
 
@@ -138,13 +138,13 @@ def host_fact(pid: int, start: int) -> Facts:
     """Return the fact that names the host's process, or its sandbox; viewers of a live run read it.
 
     Args:
-        start: when it began, in clock ticks since the machine did: tells it from a stranger with its number.
+        start: clock ticks from the machine's start to the process's, which tell it from a later one with its id.
     """
     return {"fact": "host", "pid": pid, "start": start, "plane": os.getpid()}
 
 
 def failed_fact(code: str) -> Facts:
-    """The fact that a run failed by an exception that nobody foresaw, whatever was sealed of it before."""
+    """Return the fact that a run failed by an unforeseen exception; a receipt sealed before it does not count."""
     return {"fact": "failed", "code": code}
 
 
@@ -174,8 +174,7 @@ class Journal:
         """
         run_id = canonical.uuid_text(run_id)
         runs = home / "runs"
-        # Under a name that recovery passes over, until the lock is held and the first fact is there; and that nobody
-        # who died at this point has left behind.
+        # Recovery passes over this name. The folder gets its own once it is locked and has its first fact.
         building = runs / f".{run_id}.{os.urandom(4).hex()}.new"
         with _disk(f"the journal of run {run_id}"):
             try:
@@ -202,7 +201,7 @@ class Journal:
         self._write(self._head, canonical.encode_lines(facts))
 
     def append(self, batch: bytes, count: int | None = None) -> None:
-        """Write canonical events, each ended by a newline, in one go; nothing of the batch stays if that fails."""
+        """Write canonical events, each ended by a newline, at once; if that fails, none of them stays."""
         if not batch.endswith(b"\n"):
             raise ValueError("a batch of events ends in a newline")
         self._write(self._trace, batch, keep_bytes=self.size_bytes)
@@ -221,7 +220,7 @@ class Journal:
         return Trace(self.folder / TRACE, self.count, self.size_bytes)
 
     def seal(self, body: bytes) -> None:
-        """Force everything of this run to the disk, and then give it its receipt.
+        """Sync everything of this run to the disk, and then give it its receipt.
 
         Args:
             body: the receipt in canonical form, with an empty trace.
@@ -238,11 +237,10 @@ class Journal:
             with _disk(str(self.folder)):
                 flush(self._trace)
                 flush(self._head)
-                beside = [path for path in self.folder.iterdir() if path.name not in (HEAD, TRACE) and _is_plain(path)]
-                for folder in filter(Path.is_dir, beside):
-                    flush_paths(filter(_is_plain, folder.iterdir()))
-                for path in beside:
-                    flush_path(path)
+                # git has synced its packs, which stand deeper.
+                for path in (*self.folder.glob("*/*"), *self.folder.glob("*")):
+                    if path.name not in (HEAD, TRACE) and not path.is_symlink() and (path.is_file() or path.is_dir()):
+                        flush_path(path)
                 os.replace(fresh, self.folder / RECEIPT)
                 for path in (self.folder, self.folder.parent):
                     flush_path(path)
@@ -256,7 +254,7 @@ class Journal:
         self._head = self._trace = -1
 
     def discard(self) -> None:
-        """Remove everything of this run; for one that was never acknowledged to anybody."""
+        """Remove everything of this run, which was never acknowledged."""
         self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -277,7 +275,7 @@ class Journal:
 
 
 def read_facts(folder: Path) -> list[Facts]:
-    """The facts of a run's head, oldest first; a torn or foreign line ends them."""
+    """Return the facts of a run's head, oldest first; a torn or foreign line ends them."""
     facts: list[Facts] = []
     with _disk(str(folder)), (folder / HEAD).open("rb") as file:
         data = file.read(HEAD_BYTES_MAX)
@@ -293,7 +291,7 @@ def read_facts(folder: Path) -> list[Facts]:
 
 
 def opening_of(folder: Path) -> JournalHead:
-    """Read the first fact of the journal in this folder; an empty one where that cannot be read."""
+    """Read the first fact of the journal in this folder; return an empty one if that is impossible."""
     try:
         return read_head(folder)
     except (OSError, msgspec.MsgspecError):
@@ -308,7 +306,7 @@ def backend_name(folder: Path) -> str | None:
 
 @functools.cache
 def boot_id() -> str | None:
-    """Names this start of the machine; None where the system does not say."""
+    """Return the id of this start of the machine; None if the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -325,7 +323,7 @@ def flush(fd: int) -> None:
 
 
 def flush_path(path: Path) -> None:
-    """fsync a file or folder by name; one that is not there is passed over."""
+    """fsync a file or folder by name, if it exists."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -334,24 +332,6 @@ def flush_path(path: Path) -> None:
         flush(fd)
     finally:
         os.close(fd)
-
-
-def flush_paths(paths: Iterator[Path]) -> None:
-    """The same for many, several at once: a disk takes those for the time of one."""
-    with ExitStack() as opened:
-        pool = None
-        while batch := list(islice(paths, FLUSHES_QUEUED)):
-            if pool is None:
-                from concurrent.futures import ThreadPoolExecutor  # Here, as most runs have nothing for it.
-
-                pool = opened.enter_context(ThreadPoolExecutor(FLUSHES))
-            for _ in pool.map(flush_path, batch):
-                pass
-
-
-def _is_plain(path: Path) -> bool:
-    # We make no pipes or links there.
-    return not path.is_symlink() and (path.is_file() or path.is_dir())
 
 
 @contextmanager
@@ -363,7 +343,7 @@ def _disk(what: str) -> Iterator[None]:
 
 
 def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Write a file in the place of the one before: a reader sees one or the other, never half.
+    """Write a file by a rename: a reader sees the old one or the new one.
 
     Args:
         durable: force it to the disk first.
@@ -388,10 +368,10 @@ def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 
 def disk_error(what: str, error: OSError, *, chosen: bool = False) -> StoreError:
-    """The one translation of a failing disk, with the errno's name and the next step.
+    """Make the error for a failing disk, with the errno's name and the next step.
 
     Args:
-        chosen: it is a place that the caller named, and not in the state folder.
+        chosen: the caller named the place, which is not in the state folder.
     """
     name = errno.errorcode.get(error.errno or 0, "EIO")
     hint = _HINTS.get(name, "look at the disk")

@@ -7,6 +7,7 @@ A pruned or imported run has no journal, and so no task.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -85,21 +86,10 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
         return self.outcome not in (None, "complete")
 
 
-class _Error(msgspec.Struct, frozen=True):
-    code: str | None = None
-    message: str | None = None
-
-
-class _Usage(msgspec.Struct, frozen=True):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    estimated_cost_usd: Json = None
-
-
 class _Body(msgspec.Struct, frozen=True):
     """The members of a stored receipt that a list needs."""
 
-    usage: _Usage = _Usage()
+    usage: dict[str, Json] = {}
     usage_raw: Json = None
 
 
@@ -140,12 +130,12 @@ def of_folder(folder: Path) -> Remembered | None:
     """Read a run without a receipt from its folder; None if that is no run's folder, or is gone."""
     if not is_run_id(folder.name) or folder.is_symlink() or not folder.is_dir():
         return None
-    opening, abandoned = opening_of(folder), is_abandoned(folder)
+    opening, is_live = opening_of(folder), not is_abandoned(folder)
     return Remembered(
         run_id=folder.name,
-        state="cut_off" if abandoned else "live",
-        waits=not abandoned and _is_waiting(folder / TRACE),
-        cause=None if abandoned else _limit_in(folder / TRACE),
+        state="live" if is_live else "cut_off",
+        waits=is_live and _is_waiting(folder / TRACE),
+        cause=_limit_in(folder / TRACE) if is_live else None,
         started_at=opening.started_at,
         backend=opening.backend.id if opening.backend is not None else "",
         **_asked(opening),
@@ -154,156 +144,124 @@ def of_folder(folder: Path) -> Remembered | None:
 
 def of_row(store: Store, row: ReceiptRow) -> Remembered:
     """Read a run with a receipt from its row in the store."""
-    opening, body = JournalHead(), _Body()
-    if is_run_id(row.run_id):
-        opening = opening_of(store.folder(row.run_id))
-    try:
-        data = store.body(row)
-        body = _read_body(data) if data else body
-    except (msgspec.MsgspecError, StoreError):  # An altered or missing receipt: `verify` finds it.
-        pass
-    added = _member(body.usage_raw, "backplane")
-    asked = _asked(opening)
-    error, cost = _cause(store, row, added), body.usage.estimated_cost_usd
-    files, after = _member(added, "patch").get("files"), added.get("retry_after_ms")
+    folder = store.folder(row.run_id) if is_run_id(row.run_id) else None
+    opening, body = opening_of(folder) if folder is not None else JournalHead(), _Body()
+    # An altered or missing receipt has nothing for a list; `verify` finds it.
+    with suppress(msgspec.MsgspecError, StoreError):
+        body = _read_body(store.body(row) or b"{}")
+    added, asked = _member(body.usage_raw, "backplane"), _asked(opening)
+    code, cause = _cause(folder, row, added)
+    cost, after = body.usage.get("estimated_cost_usd"), _number(added, "retry_after_ms")
     return Remembered(
         run_id=row.run_id,
         state="ended",
         started_at=row.started_at,
         backend=opening.backend.id if opening.backend is not None else row.backend,
-        **{
-            **asked,
-            "session": asked["session"]
-            or _text(_member(added, "parent").get("session"))
-            or _text(_member(added, "session").get("id")),
-            "check_of": asked["check_of"] or _text(_member(added, "check").get("of")),
+        **asked
+        | {
+            "session": asked["session"] or _text(added, "parent", "session") or _text(added, "session", "id"),
+            "check_of": asked["check_of"] or _text(added, "check", "of"),
             "is_retold": asked["is_retold"] or bool(_member(added, "replay")),
         },
         outcome=row.outcome,
         reason=row.reason,
-        code=error.code or _text(_member(added, "end").get("code")),
-        cause=error.message,
+        code=code or _text(added, "end", "code"),
+        cause=cause,
         duration_ms=row.duration_ms,
-        files=files if isinstance(files, int) else None,
+        files=_number(_member(added, "patch"), "files"),
         cost_usd_micros=round(cost * 1_000_000) if isinstance(cost, int | float) and cost < 1e9 else None,
-        input_tokens=body.usage.input_tokens,
-        output_tokens=body.usage.output_tokens,
-        task_type=_text(_member(_member(added, "route"), "task").get("type")),
-        model_told=_model_told(body.usage_raw, added),
-        retry_after_ms=after if isinstance(after, int) and 0 <= after < 1 << 53 else None,
+        input_tokens=_number(body.usage, "input_tokens"),
+        output_tokens=_number(body.usage, "output_tokens"),
+        task_type=_text(added, "route", "task", "type"),
+        model_told=_model_told(body.usage_raw) or _text(added, "route", "chosen", "model"),
+        retry_after_ms=after if after is not None and 0 <= after < 1 << 53 else None,
     )
 
 
 def _asked(opening: JournalHead) -> dict[str, Any]:
-    order = opening.order
-    known, own = order.task is not None, _member(order.config.vendor, "abp")
+    """Return the members that the order gives."""
+    order, is_known = opening.order, opening.order.task is not None
     return {
         "task": order.task,
-        "root": order.workspace.root or None if known else None,
-        "mode": order.workspace.mode if known else None,
+        "root": order.workspace.root or None if is_known else None,
+        "mode": order.workspace.mode if is_known else None,
         "model": order.config.model,
         "tags": tags_of(order.config.vendor),
-        "check_of": _text((opening.check or {}).get("of")),
-        "queued": order.id if known and opening.fact == COPIED else None,
+        "check_of": _text(opening.check, "of"),
+        "queued": order.id if is_known and opening.fact == COPIED else None,
         "is_retold": opening.backend is not None and opening.backend.id.startswith(REPLAY),
-        "session": _text(_member(own, "parent").get("session")),
+        "session": _text(order.config.vendor, "abp", "parent", "session"),
     }
 
 
-def _model_told(usage_raw: Json, added: dict[str, Any]) -> str | None:
-    """Return the model of a receipt; None if it names none or several."""
+def _model_told(usage_raw: Json) -> str | None:
+    """Return the model that a host reported; None if it named none or several."""
     by_model = list(_member(usage_raw, "model_usage_since_last_result"))
-    told = usage_raw.get("model") if isinstance(usage_raw, dict) else None
-    told = told or (by_model[0] if len(by_model) == 1 else None)
-    return _text(told) or _text(_member(_member(added, "route"), "chosen").get("model"))
+    return _text(usage_raw, "model") or (by_model[0] if len(by_model) == 1 else None)
 
 
-def _cause(store: Store, row: ReceiptRow, added: dict[str, Any]) -> _Error:
-    """Return why a run did not complete: the control plane's error, else the last one that the agent reported."""
+def _cause(folder: Path | None, row: ReceiptRow, added: Json) -> tuple[str | None, str | None]:
+    """Return code and message of a run's failure: the control plane's, else the last ones that the agent reported."""
     if row.outcome == "complete":
-        return _Error()
-    try:
-        error = msgspec.convert(added.get("error"), _Error)
-    except msgspec.ValidationError:
-        error = _Error()
-    if error.message is None and row.trace_count and is_run_id(row.run_id):
-        told = _last_fault(store.folder(row.run_id) / TRACE)
-        return _Error(error.code or told.code, told.message)
-    return error
+        return None, None
+    code, message = _text(added, "error", "code"), _text(added, "error", "message")
+    if message is None and row.trace_count and folder is not None:
+        for event in _late_events(folder / TRACE, b'"type":"error"'):
+            if event.get("type") == "error":
+                return code or _text(event, "error_code"), _text(event, "message")
+    return code, message
 
 
-def _text(value: Json) -> str | None:
-    return value if isinstance(value, str) else None
+# JSON of the journal and the receipt ----------------------------------------------------------------------------------
 
 
-class _TraceError(msgspec.Struct, frozen=True):
-    type: str = ""
-    message: str | None = None
-    error_code: str | None = None
+def _member(value: Json, *names: str) -> dict[str, Any]:
+    """Return a member of a member, and so on; empty if it is no object."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
 
 
-class _Carrying(msgspec.Struct):
-    """The member of an event that has its questions and answers."""
+def _text(value: Json, *names: str) -> str | None:
+    found = _member(value, *names[:-1]).get(names[-1])
+    return found if isinstance(found, str) else None
 
-    ext: Any = None
 
-
-_read_ext: Final = msgspec.json.Decoder(_Carrying).decode
-_read_event: Final = msgspec.json.Decoder(_TraceError).decode
+def _number(value: dict[str, Any], name: str) -> int | None:
+    found = value.get(name)
+    return found if isinstance(found, int) else None
 
 
 def _is_waiting(trace: Path) -> bool:
-    """Return True if one of the questions within `END_BYTES_MAX` of a trace's end has no answer."""
-    opened: set[object] = set()
-    for line in _end_of(trace):
-        if b'"ask"' in line or b'"answer"' in line:
-            try:
-                ext = _read_ext(line).ext
-            except msgspec.MsgspecError:  # The first line may be cut.
-                continue
-            opened |= {_member(ext, "ask").get("id")}
-            opened -= {_member(ext, "answer").get("id")}
-    return bool(opened - {None})
+    """Return True if one of the questions near a trace's end has no answer."""
+    answered: set[str | None] = {None}
+    for event in _late_events(trace, b'"ask"', b'"answer"'):
+        answered.add(_text(event, "ext", "answer", "id"))
+        if _text(event, "ext", "ask", "id") not in answered:
+            return True
+    return False
 
 
 def _limit_in(trace: Path) -> str | None:
     """Return "waiting until …" if a live run waits for a rate limit of its model's service, else None."""
-    lines = [line for line in _end_of(trace) if line]
-    if not lines or b'"until"' not in lines[-1]:
-        return None
-    try:
-        until = _member(_read_ext(lines[-1]).ext, "retry").get("until")
-    except msgspec.MsgspecError:
-        return None
-    return f"waiting until {until}" if isinstance(until, str) else None
+    last = next(_late_events(trace, b'"type"'), None)
+    until = _text(last, "ext", "retry", "until")
+    return None if until is None else f"waiting until {until}"
 
 
-def _end_of(trace: Path) -> list[bytes]:
-    """Return the last lines of a trace, the first of which may be cut."""
-    try:
-        with open_plain(trace) as file:
-            file.seek(max(0, file.seek(0, 2) - END_BYTES_MAX))
-            return file.read(END_BYTES_MAX).split(b"\n")
-    except OSError:
-        return []
+def _late_events(trace: Path, *words: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the events within `END_BYTES_MAX` of a trace's end with one of these words in them, the last first."""
+    lines: list[bytes] = []
+    with suppress(OSError), open_plain(trace) as file:
+        file.seek(max(0, file.seek(0, 2) - END_BYTES_MAX))
+        lines = file.read(END_BYTES_MAX).split(b"\n")
+    for line in reversed(lines):
+        if any(word in line for word in words):
+            with suppress(msgspec.DecodeError):  # The first line may be cut.
+                yield _decode_event(line)
 
 
-def _last_fault(trace: Path) -> _Error:
-    """Return the last error within `END_BYTES_MAX` of a trace's end; an empty one if there is none."""
-    for line in reversed(_end_of(trace)):
-        if b'"type":"error"' in line:
-            try:
-                event = _read_event(line)
-            except msgspec.MsgspecError:  # The first line may be cut.
-                continue
-            if event.type == "error":
-                return _Error(event.error_code, event.message)
-    return _Error()
-
-
-def _member(value: Json, name: str) -> dict[str, Any]:
-    found = value.get(name) if isinstance(value, dict) else None
-    return found if isinstance(found, dict) else {}
+_decode_event: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 # Looking for one ------------------------------------------------------------------------------------------------------
@@ -333,8 +291,8 @@ def find(store: Store, name: str) -> Remembered:
     ids = [*(id for id in begun if id not in rows), *rows]
     if not ids:
         return _of_order(store, name.strip().lower()) or of_row(store, store.find(name))
-    id = only(name, ids)
-    return of_row(store, rows[id]) if id in rows else begun[id]
+    only(name, ids)
+    return of_row(store, rows[ids[0]]) if ids[0] in rows else begun[ids[0]]
 
 
 def _of_order(store: Store, name: str) -> Remembered | None:
@@ -349,8 +307,8 @@ def _of_order(store: Store, name: str) -> Remembered | None:
     ids = sorted({*rows, *begun})
     if not ids:
         return None
-    id = only(name, ids, "orders")
-    return begun[id] if id in begun else of_row(store, rows[id])
+    only(name, ids, "orders")
+    return begun[ids[0]] if ids[0] in begun else of_row(store, rows[ids[0]])
 
 
 def mentions(store: Store, run: Remembered, words: list[str]) -> bool:

@@ -1,7 +1,7 @@
 """Finds the journals of runs whose control plane died, and makes their receipts.
 
-A folder is an orphan when nobody holds its lock and the store has no row of it. What was
-journalled is kept; what was never known is said to be unknown.
+A folder is an orphan when no process has its lock and the store has no row of it. What was
+journalled is kept; the receipt says which of the rest is unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -37,21 +37,20 @@ from backplane.receipts.journal import (
     TRACE,
     Facts,
     Journal,
+    JournalHead,
     boot_id,
     disk_error,
     read_facts,
 )
 from backplane.receipts.pieces import is_intact, seal, unheard_facts, with_trace
-from backplane.receipts.trace import Trace, open_plain
+from backplane.receipts.trace import LINE_BYTES_MAX, Trace, read_plain
 
 UNFINISHED_PATCH: Final = "patch.unfinished"
-"""A patch that no receipt vouches for is put aside under this name, so that nobody applies half of one."""
+"""New name of a patch without a receipt, which may be half written: it must not be applied."""
 ABANDONED_S: Final = 3_600
-"""A folder under construction lives for milliseconds; after an hour its maker is surely gone."""
+"""A folder under construction exists for milliseconds; after an hour its maker is surely gone."""
 BODY_BYTES_MAX: Final = 256 << 20
 """Size limit of a receipt without its trace; a patch in it has at most 8 MiB."""
-PIECE_BYTES: Final = 1 << 20
-"""Read of a line at once: its end is looked for in so much."""
 _NIL_UUID: Final = "00000000-0000-0000-0000-000000000000"
 _RUN_FOLDER: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _decode_event: Final = msgspec.json.Decoder(AgentEvent).decode
@@ -70,11 +69,11 @@ class Orphan(msgspec.Struct, frozen=True):
 
     @property
     def is_copy(self) -> bool:
-        """Return whether it is the unfinished copy of a run of elsewhere."""
+        """Return whether it is the unfinished copy of a run that happened elsewhere."""
         return bool(self.facts) and self.facts[0].get("fact") == COPIED
 
     def fact(self, name: str) -> Facts:
-        """Return the last fact of this name: what held a host may be noted again. Empty if there is none."""
+        """Return the last fact of this name, as some are noted again; empty if there is none."""
         return next((fact for fact in reversed(self.facts) if fact.get("fact") == name), {})
 
 
@@ -87,20 +86,39 @@ class Recovery(msgspec.Struct, frozen=True):
     """One line for each orphan that could not be sealed; it stays for the next time."""
 
 
+class Cut(NamedTuple):
+    """The end of a dead run's trace."""
+
+    bytes: int
+    """Bytes of a torn event that were removed."""
+    written_ns: int
+    """When the last event was written, in nanoseconds since 1970; 0 without any file."""
+
+
+class _Hello(msgspec.Struct, frozen=True):
+    """The members of a host's hello that a receipt needs."""
+
+    backend: BackendIdentity | None = None
+    capabilities: dict[str, Any] = {}
+    mode: str | None = None
+
+
+# Folders of runs ------------------------------------------------------------------------------------------------------
+
+
 def is_run_id(text: str) -> bool:
     """Return whether this is a run id in its print form, which is a safe file name."""
     return _RUN_FOLDER.fullmatch(text) is not None
 
 
 def run_folders(home: Path) -> list[str]:
-    """Names of folders of runs, whatever their state; what is no run's folder is passed over.
+    """Return the names of the folders of runs, whatever their state.
 
     Raises:
-        StoreError: `receipt_store_failed` when it is closed to us.
+        StoreError: `receipt_store_failed`, the folder above cannot be read.
     """
     try:
-        with os.scandir(home / "runs") as entries:
-            return sorted(entry.name for entry in entries if is_run_id(entry.name))
+        return sorted(filter(is_run_id, os.listdir(home / "runs")))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -112,8 +130,8 @@ def claimed(folder: Path) -> Iterator[int | None]:
     """Hold the lock of a run's folder; None when a live writer has it or the folder is gone.
 
     Raises:
-        StoreError: `receipt_store_failed` when the head cannot be opened for locking, or a link stands in the
-            folder's place: nothing is written to where it leads.
+        StoreError: `receipt_store_failed` when the head cannot be opened for locking, or the folder is a link, which
+            may lead anywhere.
     """
     if folder.is_symlink():
         hint = "put the folder itself there, or remove the link"
@@ -131,6 +149,14 @@ def claimed(folder: Path) -> Iterator[int | None]:
         os.close(fd)
 
 
+def _open_plain(path: Path) -> int:
+    """Open a file of a journal for writing; a link or pipe in its place is removed. Raises OSError."""
+    with suppress(FileNotFoundError):
+        if stat.S_IFMT(path.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+            path.unlink()
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+
+
 def is_abandoned(folder: Path) -> bool:
     """Return whether no process holds the lock of a run's folder; False if we may not look. Changes nothing."""
     if folder.is_symlink():
@@ -145,18 +171,10 @@ def is_abandoned(folder: Path) -> bool:
         os.close(fd)
 
 
-def _open_plain(path: Path) -> int:
-    """Open a file of a journal for writing; a link or pipe in its place makes way. Raises OSError."""
-    with suppress(FileNotFoundError):
-        if stat.S_IFMT(path.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
-            path.unlink()
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
-
-
 def is_live(home: Path, run_id: str) -> bool:
     """Return whether a process is at work on this run now; temporary files of any other run can be removed.
 
-    What has no run's name, a link in a run's place, and a lock that we may not look at count as live.
+    A name that is no run's, a link in a run's place, and a lock that we may not look at count as live.
     """
     folder = home / "runs" / run_id
     if not is_run_id(run_id) or folder.is_symlink():
@@ -165,14 +183,14 @@ def is_live(home: Path, run_id: str) -> bool:
 
 
 def remove(folder: Path, but: str) -> str | None:
-    """Remove all of a run's folder except one file; return what prevents it, or None."""
+    """Remove all of a run's folder except one file, the receipt first; return what prevents it, or None."""
     try:
-        names = [name for name in os.listdir(folder) if name != but]
-        for path in (folder / name for name in names):
+        for name in sorted(os.listdir(folder), key=lambda name: name != RECEIPT):
+            path = folder / name
+            if name == but:
+                continue
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-                if path.exists():
-                    shutil.rmtree(path)  # It raises what prevents it.
+                shutil.rmtree(path)
             else:
                 path.unlink()
         if not (folder / but).exists():
@@ -186,96 +204,37 @@ def remove(folder: Path, but: str) -> str | None:
 
 def sweep_abandoned(home: Path) -> None:
     """Remove folders whose maker died while making them."""
-    with suppress(FileNotFoundError):
-        for path in (home / "runs").glob(".*.new"):
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > ABANDONED_S:
-                    shutil.rmtree(path)
+    for path in (home / "runs").glob(".*.new"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(path)
 
 
-def interrupted(orphan: Orphan, journal: Journal, *, finished_ns: int, cut_bytes: int) -> Receipt:
-    """Seal what is known of a run that was cut off, or failed by an exception that nobody foresaw.
-
-    Args:
-        journal: reopened, its trace cut to whole events.
-        finished_ns: when the journal was written last, nanoseconds since 1970.
-        cut_bytes: bytes of a torn event that were removed.
-    """
-    order, hello = orphan.fact("order"), _object(orphan.fact("hello").get("hello"))
-    # As it was journalled: without the run's secrets already.
-    vendor = _object(_object(_object(order.get("order")).get("config")).get("vendor"))
-    raw = _object(vendor.get("abp")).get("mode") == "passthrough"
-    trace, folded, mode = journal.trace, Folded(), hello.get("mode")
-    for event in trace:
-        folded = fold(folded, event)
-        if raw and is_passed_through(event):
-            raw, mode = False, "passthrough"
-    manifest = read_manifest(_object(hello.get("capabilities")))
-    failed = orphan.fact("failed")
-    end: dict[str, Any] = {"reason": "failed", "code": failed.get("code")} if failed else {"reason": "interrupted"}
-    restarted = order.get("boot_id") not in (None, boot_id())
-    added: dict[str, Any] = {
-        "end": end,
-        "durability": {"journal": "not_synced", "cut_bytes": cut_bytes, "machine_restarted": restarted},
-        "duration": "wall_clock",
-        "usage": {name: "claimed" for name, value in msgspec.to_builtins(folded.usage).items() if value is not None},
-    }
-    if manifest.unknown:
-        added["capabilities"] = manifest.unknown
-    added |= unheard_facts(vendor)
-    if route := _object(order.get("route")):
-        added["route"] = route
-    if held := _object(orphan.fact("held").get("enforcement")):
-        added["enforcement"] = held
-    if applied := orphan.fact("applied"):
-        added["lane"] = {"applied": applied.get("files")}
-    return seal(
-        Receipt(
-            meta=_meta(orphan.run_id, order, finished_ns),
-            backend=_backend(hello) or _backend(order) or BackendIdentity("unknown"),
-            capabilities=manifest.to_wire(),
-            mode="passthrough" if mode == "passthrough" else "mapped",
-            usage_raw={"backplane": added},
-            usage=folded.usage,
-            trace=trace,
-            artifacts=(),
-            verification=Verification(harness_ok=False),
-            outcome="partial" if len(trace) and not failed else "failed",
-        )
-    )
+# Dead runs ------------------------------------------------------------------------------------------------------------
 
 
-def sealed_before(orphan: Orphan, trace: Trace) -> Receipt | None:
-    """Return the receipt that was sealed and not acknowledged, if it still holds and the run did not fail since."""
-    if orphan.fact("failed"):
-        return None
-    try:
-        receipt = with_trace(sealed_body(orphan.folder), trace)
-    except (OSError, ValueError, RecursionError):
-        return None
-    return receipt if receipt.meta.run_id == orphan.run_id and is_intact(receipt) else None
-
-
-def sealed_body(folder: Path) -> bytes:
-    """Return the canonical bytes of a run's receipt with an empty trace. Raises OSError, also for no plain file."""
-    with open_plain(folder / RECEIPT) as file:
-        if os.fstat(file.fileno()).st_size > BODY_BYTES_MAX:
-            raise OSError(errno.EFBIG, "too large for a receipt", str(folder / RECEIPT))
-        return file.read()
+def read_orphan(folder: Path) -> Orphan:
+    """Read the facts of a run that was cut off; none if the head has anything that we never write."""
+    with suppress(ValueError, RecursionError):
+        facts = tuple(read_facts(folder))
+        canonical.encode(facts)
+        return Orphan(folder, facts)
+    return Orphan(folder)
 
 
 def describe(orphan: Orphan) -> str:
     """Say in one line what became of a run that has no row in the store, and what the next start does with it."""
-    name = f"run {orphan.run_id}"
     with suppress(StoreError):  # Without a head nothing is known of it.
         orphan = read_orphan(orphan.folder)
     if orphan.is_copy:
-        return f"{name} was being copied here, and who did so has ended; the next run here removes the copy"
-    if orphan.fact("failed"):
-        return f"{name} failed by a fault of this program and has no receipt yet; the next run here seals it as failed"
-    if os.path.lexists(orphan.folder / RECEIPT):
-        return f"{name} has ended and its receipt is sealed, but not in the store yet; the next run here stores it"
-    return f"{name} was cut off and has no receipt yet; the next run here seals it as interrupted"
+        state = "was being copied here when its program ended; the next run here removes the copy"
+    elif orphan.fact("failed"):
+        state = "failed by a fault of this program and has no receipt yet; the next run here seals it as failed"
+    elif os.path.lexists(orphan.folder / RECEIPT):
+        state = "has ended and its receipt is sealed, but not in the store yet; the next run here stores it"
+    else:
+        state = "was cut off and has no receipt yet; the next run here seals it as interrupted"
+    return f"run {orphan.run_id} {state}"
 
 
 def note_late(home: Path, run_id: str, fact: Facts) -> None:
@@ -293,59 +252,23 @@ def note_late(home: Path, run_id: str, fact: Facts) -> None:
                 journal.note(fact)
 
 
-def read_orphan(folder: Path) -> Orphan:
-    """Read the facts of a run that was cut off; none if the head has anything that we never write."""
-    with suppress(ValueError, RecursionError):
-        facts = tuple(read_facts(folder))
-        canonical.encode(facts)
-        return Orphan(folder, facts)
-    return Orphan(folder)
-
-
 @contextmanager
-def reopened(orphan: Orphan, head_fd: int) -> Iterator[tuple[Journal, int]]:
-    """Open an orphan's journal for its sealing, cut after its last whole event; also the bytes cut."""
+def reopened(orphan: Orphan, head_fd: int) -> Iterator[tuple[Journal, Cut]]:
+    """Open an orphan's journal for its sealing, cut after its last whole event."""
+    written_ns = next(
+        ((orphan.folder / name).stat().st_mtime_ns for name in (TRACE, HEAD) if (orphan.folder / name).exists()), 0
+    )
     trace_fd = _open_plain(orphan.folder / TRACE)
     with closing(Journal(orphan.folder, orphan.run_id, os.dup(head_fd), trace_fd)) as journal:
-        journal.count, journal.size_bytes = _whole_events(trace_fd)
+        with open(os.dup(trace_fd), "rb") as file:
+            # A file that is one large hole has no line, and ends here as a torn one.
+            while _is_event(line := file.readline(LINE_BYTES_MAX)):
+                journal.count += 1
+                journal.size_bytes += len(line)
         cut_bytes = os.fstat(trace_fd).st_size - journal.size_bytes
         if cut_bytes:
             os.ftruncate(trace_fd, journal.size_bytes)
-        yield journal, cut_bytes
-
-
-def last_written_ns(folder: Path) -> int:
-    """Return when the last event of a dead run was written, in nanoseconds since 1970; 0 without any file."""
-    for name in (TRACE, HEAD):
-        with suppress(OSError):
-            return (folder / name).stat().st_mtime_ns
-    return 0
-
-
-def put_patch_aside(folder: Path) -> None:
-    with suppress(FileNotFoundError):
-        os.replace(folder / PATCH, folder / UNFINISHED_PATCH)
-
-
-def _whole_events(fd: int) -> tuple[int, int]:
-    count = size_bytes = 0
-    with open(os.dup(fd), "rb") as file:
-        for line in _lines(file):
-            if not _is_event(line):
-                break
-            count += 1
-            size_bytes += len(line)
-    return count, size_bytes
-
-
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Whole lines, up to the first zero byte: a hole of any size is not read."""
-    pieces = []
-    while (piece := file.readline(PIECE_BYTES)) and b"\0" not in piece:
-        pieces.append(piece)
-        if piece.endswith(b"\n"):
-            yield b"".join(pieces)
-            pieces = []
+        yield journal, Cut(cut_bytes, written_ns)
 
 
 def _is_event(line: bytes) -> bool:
@@ -355,26 +278,91 @@ def _is_event(line: bytes) -> bool:
         return False
 
 
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+def receipt_of(orphan: Orphan, journal: Journal, cut: Cut) -> Receipt | None:
+    """Return the receipt of a dead run: the one that was sealed and not acknowledged, else one of what is known.
+
+    None for the copy of a run of elsewhere that has no receipt: it is to be removed.
+    """
+    receipt = _sealed_before(orphan, journal.trace)
+    if receipt is None and not orphan.is_copy:
+        with suppress(FileNotFoundError):
+            os.replace(orphan.folder / PATCH, orphan.folder / UNFINISHED_PATCH)
+        receipt = seal(_interrupted(orphan, journal.trace, cut))
+    return receipt
 
 
-def _backend(fact: Facts) -> BackendIdentity | None:
-    try:
-        return msgspec.convert(fact.get("backend"), BackendIdentity)
-    except msgspec.ValidationError:
+def _sealed_before(orphan: Orphan, trace: Trace) -> Receipt | None:
+    """Return the receipt that was sealed and not acknowledged, if it still holds and the run did not fail since."""
+    if orphan.fact("failed"):
         return None
-
-
-def _meta(run_id: str, order: Facts, finished_ns: int) -> RunMetadata:
-    """Return the ids and times of a run that was cut off; a start that cannot be read is its end."""
-    finished_at = _print_form(finished_ns)
     try:
-        work_order_id = canonical.uuid_text(str(_object(order.get("order")).get("id")))
+        receipt = with_trace(sealed_body(orphan.folder), trace)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return receipt if receipt.meta.run_id == orphan.run_id and is_intact(receipt) else None
+
+
+def sealed_body(folder: Path) -> bytes:
+    """Return the canonical bytes of a run's receipt with an empty trace. Raises OSError, also for no plain file."""
+    return read_plain(folder / RECEIPT, BODY_BYTES_MAX)
+
+
+def _interrupted(orphan: Orphan, trace: Trace, cut: Cut) -> Receipt:
+    """Make the receipt of a run that was cut off, or failed by an exception that nobody foresaw."""
+    opening, hello = JournalHead(), _Hello()
+    with suppress(msgspec.ValidationError):
+        opening = msgspec.convert(orphan.fact("order"), JournalHead)
+    with suppress(msgspec.ValidationError):
+        hello = msgspec.convert(orphan.fact("hello").get("hello"), _Hello)
+    vendor = opening.order.config.vendor
+    own = vendor.get("abp")
+    raw = isinstance(own, dict) and own.get("mode") == "passthrough"
+    folded, mode = Folded(), hello.mode
+    for event in trace:
+        folded = fold(folded, event)
+        if raw and is_passed_through(event):
+            raw, mode = False, "passthrough"
+    manifest, failed = read_manifest(hello.capabilities), orphan.fact("failed")
+    end: dict[str, Any] = {"reason": "failed", "code": failed.get("code")} if failed else {"reason": "interrupted"}
+    restarted = opening.boot_id not in (None, boot_id())
+    applied = orphan.fact("applied")
+    members: dict[str, Any] = {
+        "capabilities": manifest.unknown,
+        "route": opening.route,
+        "enforcement": orphan.fact("held").get("enforcement"),
+        "lane": {"applied": applied.get("files")} if applied else None,
+    }
+    added = {
+        "end": end,
+        "durability": {"journal": "not_synced", "cut_bytes": cut.bytes, "machine_restarted": restarted},
+        "duration": "wall_clock",
+        "usage": {name: "claimed" for name, value in msgspec.to_builtins(folded.usage).items() if value is not None},
+        **{name: value for name, value in members.items() if value},
+        **unheard_facts(vendor),
+    }
+    return Receipt(
+        meta=_meta(orphan.run_id, opening, cut.written_ns),
+        backend=hello.backend or BackendIdentity(opening.backend.id if opening.backend is not None else "unknown"),
+        capabilities=manifest.to_wire(),
+        mode="passthrough" if mode == "passthrough" else "mapped",
+        usage_raw={"backplane": added},
+        usage=folded.usage,
+        trace=trace,
+        artifacts=(),
+        verification=Verification(harness_ok=False),
+        outcome="partial" if len(trace) and not failed else "failed",
+    )
+
+
+def _meta(run_id: str, opening: JournalHead, finished_ns: int) -> RunMetadata:
+    """Return the ids and times of a run that was cut off; a start that cannot be read is its end."""
+    finished_at = canonical.timestamp_at(min(max(0, finished_ns), time.time_ns()))
+    try:
+        work_order_id = canonical.uuid_text(opening.order.id)
     except ValueError:
         work_order_id = _NIL_UUID
     try:
-        started_at = canonical.timestamp(str(order.get("started_at")))
+        started_at = canonical.timestamp(opening.started_at)
         lasted_s = finished_ns / 1e9 - datetime.fromisoformat(started_at).timestamp()
     except ValueError:
         started_at, lasted_s = finished_at, 0.0
@@ -386,10 +374,3 @@ def _meta(run_id: str, order: Facts, finished_ns: int) -> RunMetadata:
         finished_at=finished_at if lasted_s > 0 else started_at,
         duration_ms=max(0, round(lasted_s * 1_000)),
     )
-
-
-def _print_form(time_ns: int) -> str:
-    try:
-        return canonical.timestamp_at(time_ns)
-    except (ValueError, OverflowError, OSError):
-        return canonical.timestamp_at(0)

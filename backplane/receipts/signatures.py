@@ -6,8 +6,6 @@ folder. The library `cryptography` is loaded only where a key is used.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 import re
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from backplane.contract.canonical import Json
 from backplane.errors import ConfigError, install_hint
 from backplane.receipts.database import ChainCheckpoint
 from backplane.receipts.journal import disk_error, replace_file
+from backplane.receipts.trace import read_plain
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -36,26 +35,25 @@ CHECKPOINT_TYPE: Final = "urn:abp:v0.1:checkpoint"
 FOLDER: Final = "signatures"
 SUFFIX: Final = ".dsse.json"
 KEY_BYTES_MAX: Final = 16 * 1024
-"""A key in PEM has 120 bytes; more is another file."""
+"""Size limit of a key's file; a key in PEM has 120 bytes."""
 ENVELOPE_BYTES_MAX: Final = 64 * 1024
-"""An envelope has 1 KiB, one with signatures of others a few."""
+"""Size limit of an envelope; a usual one has 1 KiB, one with signatures of others a few."""
 _HEX: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class Signature(msgspec.Struct, frozen=True):
     """One signature of an envelope."""
 
-    sig: str
-    """Base64."""
+    sig: bytes
     keyid: str = ""
     """Name of the key, by `key_id`; only a hint, it decides nothing."""
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """A DSSE envelope (secure-systems-lab/dsse, v1)."""
+    """A DSSE envelope (secure-systems-lab/dsse, v1); its bytes are written in base64."""
 
-    payload: str
-    """Base64 of the in-toto statement."""
+    payload: bytes
+    """The in-toto statement."""
     payloadType: str
     signatures: tuple[Signature, ...]
 
@@ -65,6 +63,15 @@ class Subject(msgspec.Struct, frozen=True):
 
     digest: dict[str, str]
     """Name of the hash → its value in hex."""
+
+
+class Statement(msgspec.Struct, frozen=True, rename={"type": "_type"}):
+    """An in-toto statement."""
+
+    type: str
+    predicateType: str
+    subject: tuple[Subject, ...]
+    predicate: Json = None
 
 
 class Signer:
@@ -79,30 +86,29 @@ class Signer:
         assert receipt.receipt_sha256 is not None, "the receipt is sealed"
         meta = receipt.meta
         about = {"run_id": meta.run_id, "contract_version": meta.contract_version, "outcome": receipt.outcome}
-        return self._sign(statement(RECEIPT_TYPE, f"receipt:{meta.run_id}", receipt.receipt_sha256, about))
+        return self._sign(_statement(RECEIPT_TYPE, f"receipt:{meta.run_id}", receipt.receipt_sha256, about))
 
     def checkpoint(self, head: ChainCheckpoint) -> bytes:
         """Sign the head of the chain; return the envelope."""
-        return self._sign(statement(CHECKPOINT_TYPE, "chain", head.link, msgspec.to_builtins(head)))
+        return self._sign(_statement(CHECKPOINT_TYPE, "chain", head.link, msgspec.to_builtins(head)))
 
     def _sign(self, payload: bytes) -> bytes:
-        sig = base64.b64encode(self._key.sign(signed_bytes(PAYLOAD_TYPE, payload))).decode()
-        envelope = Envelope(base64.b64encode(payload).decode(), PAYLOAD_TYPE, (Signature(sig, self._id),))
-        return msgspec.json.encode(envelope) + b"\n"
+        signature = Signature(self._key.sign(signed_bytes(PAYLOAD_TYPE, payload)), self._id)
+        return msgspec.json.encode(Envelope(payload, PAYLOAD_TYPE, (signature,))) + b"\n"
 
 
-def statement(kind: str, name: str, sha256: str, about: Json) -> bytes:
+def _statement(kind: str, name: str, sha256: str, about: Json) -> bytes:
     """Encode an in-toto statement over one hash."""
     subject = [{"name": name, "digest": {"sha256": sha256}}]
     return canonical.encode({"_type": STATEMENT_TYPE, "subject": subject, "predicateType": kind, "predicate": about})
 
 
 def signed_bytes(kind: str, payload: bytes) -> bytes:
-    """Return what is signed of a payload: the pre-authentication encoding of DSSE."""
+    """Return the bytes that are signed for a payload: the pre-authentication encoding of DSSE."""
     return b"DSSEv1 %d %s %d %s" % (len(kind.encode()), kind.encode(), len(payload), payload)
 
 
-def verified(data: bytes, key: Ed25519PublicKey, kind: str) -> dict[str, Any]:
+def verified(data: bytes, key: Ed25519PublicKey, kind: str) -> Statement:
     """Verify an envelope; return its statement.
 
     Args:
@@ -111,24 +117,26 @@ def verified(data: bytes, key: Ed25519PublicKey, kind: str) -> dict[str, Any]:
     Raises:
         ValueError: no envelope, another kind of statement, or no signature by this key; with the reason.
     """
-    from cryptography.exceptions import InvalidSignature
-
     envelope = msgspec.json.decode(data, type=Envelope)
     if envelope.payloadType != PAYLOAD_TYPE:
         raise ValueError(f"its payload is {envelope.payloadType[:80]!r}")
-    payload = _unpacked(envelope.payload)
-    for signature in envelope.signatures:
-        try:
-            key.verify(_unpacked(signature.sig), signed_bytes(PAYLOAD_TYPE, payload))
-            break
-        except InvalidSignature:
-            continue
-    else:
+    signed = signed_bytes(PAYLOAD_TYPE, envelope.payload)
+    if not any(_is_by(key, signature.sig, signed) for signature in envelope.signatures):
         raise ValueError("no signature of it is by this key")
-    told = canonical.decode(payload)
-    if not isinstance(told, dict) or (told.get("_type"), told.get("predicateType")) != (STATEMENT_TYPE, kind):
+    statement = msgspec.json.decode(envelope.payload, type=Statement)
+    if (statement.type, statement.predicateType) != (STATEMENT_TYPE, kind):
         raise ValueError(f"its statement is none of the type {kind}")
-    return told
+    return statement
+
+
+def _is_by(key: Ed25519PublicKey, signature: bytes, signed: bytes) -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        key.verify(signature, signed)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def receipt_fault(data: bytes | None, key: Ed25519PublicKey, sha256: str | None) -> str | None:
@@ -136,34 +144,24 @@ def receipt_fault(data: bytes | None, key: Ed25519PublicKey, sha256: str | None)
     if data is None:
         return "it is not signed"
     try:
-        told = verified(data, key, RECEIPT_TYPE)
+        statement = verified(data, key, RECEIPT_TYPE)
     except (ValueError, RecursionError) as error:
         return f"its signature does not hold: {error}"
-    try:
-        hashes = [one.digest.get("sha256") for one in msgspec.convert(told.get("subject"), tuple[Subject, ...])]
-    except ValueError as error:
-        return f"its statement names no subject: {error}"
-    return None if hashes == [sha256] else "its signature is over another receipt"
+    is_same = [one.digest.get("sha256") for one in statement.subject] == [sha256]
+    return None if is_same else "its signature is over another receipt"
 
 
 def read_checkpoint(data: bytes, key: Ed25519PublicKey | None) -> ChainCheckpoint:
-    """Read a checkpoint of the chain, which must be signed where a key is given.
+    """Read a checkpoint of the chain, which must be signed if a key is given.
 
     Raises:
         ValueError: it is none, it is signed and no key is given, or the signature does not hold.
     """
-    if b'"payloadType"' in data and key is None:
+    if key is not None:
+        return msgspec.convert(verified(data, key, CHECKPOINT_TYPE).predicate, ChainCheckpoint)
+    if b'"payloadType"' in data:
         raise ValueError("it is signed: name the signer's public key with --key")
-    if key is None:
-        return msgspec.json.decode(data, type=ChainCheckpoint)
-    return msgspec.convert(verified(data, key, CHECKPOINT_TYPE)["predicate"], ChainCheckpoint)
-
-
-def _unpacked(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError("it is not in base64") from error
+    return msgspec.json.decode(data, type=ChainCheckpoint)
 
 
 # Keys -----------------------------------------------------------------------------------------------------------------
@@ -176,8 +174,8 @@ def private_key(key: str) -> Ed25519PrivateKey:
         key: a file's path; or the key itself, as PEM or as 64 hexadecimal digits of its seed.
 
     Raises:
-        ConfigError: `config_invalid`: the library is missing, or this is no private Ed25519 key; no word of the key
-            is in the message.
+        ConfigError: `config_invalid`: the library is missing, or this is no private Ed25519 key; the message does not
+            contain the key.
     """
     ed25519, pem = _library()
     kind: type[Ed25519PrivateKey] = ed25519.Ed25519PrivateKey
@@ -194,7 +192,7 @@ def public_key(key: str) -> Ed25519PublicKey:
 def _loaded(
     key: str, word: str, kind: type[T], from_bytes: Callable[[bytes], T], from_pem: Callable[[bytes], object]
 ) -> T:
-    data, called = _key_bytes(key)
+    data, name = _key_bytes(key)
     cause: Exception | None = None
     try:
         made = from_bytes(data) if len(data) == 32 else from_pem(data)
@@ -202,7 +200,7 @@ def _loaded(
             return made
     except Exception as error:  # The library has a dozen classes for a file that is no key.
         cause = error
-    fact = f"{called} is no {word} Ed25519 key, in PEM without a password, or as 32 bytes"
+    fact = f"{name} is no {word} Ed25519 key, in PEM without a password, or as 32 bytes"
     make = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out key.pub"
     raise ConfigError("config_invalid", fact, hint=make) from cause
 
@@ -214,26 +212,24 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 
 def _library() -> tuple[Any, Any]:
-    """Load the modules with the keys and with their files."""
+    """Load the modules for keys and for their files."""
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
-        raise ConfigError(
-            "config_invalid", "signatures need the library `cryptography`", hint=install_hint("sign")
-        ) from error
+        fact = "signatures need the library `cryptography`"
+        raise ConfigError("config_invalid", fact, hint=install_hint("sign")) from error
     return ed25519, serialization
 
 
 def _key_bytes(key: str) -> tuple[bytes, str]:
-    """Return a key's bytes, and what a message calls it."""
+    """Return a key's bytes, and its name for a message."""
     if key.lstrip().startswith("-----BEGIN"):
         return key.encode(), "the signing key"
     if _HEX.fullmatch(key):
         return bytes.fromhex(key), "the signing key"
     try:
-        with open(key, "rb", opener=_opener) as file:
-            data = file.read(KEY_BYTES_MAX + 1)
+        data = read_plain(Path(os.path.realpath(key)), KEY_BYTES_MAX)
     except (OSError, ValueError) as error:
         fact = f"the key {key[:200]!r} cannot be read: {getattr(error, 'strerror', None) or error}"
         raise ConfigError("config_invalid", fact, hint="name a file that you can read") from error
@@ -241,15 +237,11 @@ def _key_bytes(key: str) -> tuple[bytes, str]:
     return (bytes.fromhex(text) if _HEX.fullmatch(text) else data), f"{key[:200]!r}"
 
 
-def _opener(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # A pipe in its place keeps nobody waiting.
-
-
-# Where they lie -------------------------------------------------------------------------------------------------------
+# Files ----------------------------------------------------------------------------------------------------------------
 
 
 def path_of(home: Path, run_id: str) -> Path:
-    """Return where the signature of a stored receipt lies."""
+    """Return the path of a stored receipt's signature."""
     return home / FOLDER / f"{run_id}{SUFFIX}"
 
 
@@ -263,11 +255,9 @@ def keep(home: Path, run_id: str, envelope: bytes) -> None:
 
 
 def read(path: Path) -> bytes | None:
-    """Read a signature's file; None where there is none. Raises StoreError, `receipt_store_failed`."""
+    """Read a signature's file; None if it does not exist. Raises StoreError, `receipt_store_failed`."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(fd, "rb") as file:
-            return file.read(ENVELOPE_BYTES_MAX + 1)[:ENVELOPE_BYTES_MAX]
+        return read_plain(path, ENVELOPE_BYTES_MAX)
     except FileNotFoundError:
         return None
     except OSError as error:

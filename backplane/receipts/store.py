@@ -1,4 +1,4 @@
-"""The store of receipts: a file per receipt in the run folders, and one SQLite index with a chain over all of them.
+"""The store of receipts: a file per receipt in the run folders, and one index with a chain over all of them.
 
 A receipt goes in once and is acknowledged when it is safe; it comes back with its trace read on
 demand. Everything here blocks and may be called from any thread.
@@ -7,13 +7,12 @@ demand. Everything here blocks and may be called from any thread.
 from __future__ import annotations
 
 import os
-import sqlite3
-import threading
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
@@ -24,25 +23,16 @@ from backplane.contract.receipt import Receipt
 from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
 from backplane.receipts.audit import AuditFinding
-from backplane.receipts.database import ChainCheckpoint, ReceiptRow, columns_of
-from backplane.receipts.journal import (
-    COPIED,
-    PATCH,
-    RECEIPT,
-    TRACE,
-    Facts,
-    Journal,
-    disk_error,
-    opening_of,
-)
+from backplane.receipts.database import ChainCheckpoint, Index, ReceiptRow
+from backplane.receipts.journal import COPIED, PATCH, RECEIPT, TRACE, Facts, Journal, opening_of
 from backplane.receipts.pieces import with_trace, without_trace
 from backplane.receipts.recovery import Orphan, Recovery
 from backplane.receipts.trace import Trace, as_trace
 
 PREFIX_CHARS_MIN: Final = 4
 """Shortest beginning of a run id that is looked up; shorter ones are typing mistakes."""
-STEPS_CHARS_MAX: Final = 10
-"""Digits of the number in `last~2`; no store has so many runs."""
+_LAST: Final = re.compile(r"last(?:~([0-9]{1,9}))?")
+"""Names of a run by its place; no store has more runs."""
 AMBIGUOUS_SHOWN: Final = 5
 FAULTS_SHOWN: Final = 3
 """Files that could not be removed, in an error's line: one is mostly like the other."""
@@ -55,12 +45,8 @@ UNLINKED_MAX: Final = 16
 class Store:
     """An open store; `open` opens it, `close` or the end of a `with` closes it."""
 
-    def __init__(self, home: Path, connection: sqlite3.Connection, *, is_absent: bool = False) -> None:
-        self.home, self._runs = home, home / "runs"
-        self._connection = connection
-        self._is_absent = is_absent
-        """True while it is read-only and its file did not exist when it was opened."""
-        self._lock = threading.Lock()
+    def __init__(self, home: Path, index: Index) -> None:
+        self.home, self._runs, self._index = home, home / "runs", index
 
     @classmethod
     def open(cls, home: Path, *, readonly: bool = False) -> Store:
@@ -73,12 +59,8 @@ class Store:
         Raises:
             StoreError: `receipt_store_failed`: newer schema, failing disk.
         """
-        try:
-            is_absent = readonly and not (home / database.FILE).exists()
-        except OSError as error:
-            raise disk_error(str(home), error) from error
-        connection = database.connect(home, lambda: _folders(home), readonly=readonly)
-        store = cls(home, connection, is_absent=is_absent)
+        folders = (home / "runs" / name for name in recovery.run_folders(home))
+        store = cls(home, Index(home, lambda: folders, readonly=readonly))
         if not readonly:
             store._complete_links()
         return store
@@ -90,8 +72,9 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        with self._lock:
-            self._connection.close()
+        self._index.close()
+
+    # In ---------------------------------------------------------------------------------------------------------------
 
     def append(self, receipt: Receipt, journal: Journal | None = None) -> ReceiptRow:
         """Keep a sealed receipt; when this returns it survives a power cut.
@@ -112,7 +95,18 @@ class Store:
             raise StoreError("receipt_store_failed", f"the receipt's trace is not the journal's in {journal.folder}")
         # If the commit fails, the next start finds the receipt and stores it as it was sealed.
         journal.seal(without_trace(receipt))
-        return self._insert(receipt, trace)
+        row = self._index.add(database.columns_of(receipt, trace))
+        with suppress(StoreError):  # The next writer or opening of the store writes it.
+            self._complete_links()
+        return row
+
+    def _complete_links(self) -> None:
+        """Write the `link.json` of each new row: of the last one, and of those whose writers were killed."""
+        for row in self.rows(UNLINKED_MAX):
+            folder = self._runs / row.run_id
+            is_due = recovery.is_run_id(row.run_id) and not (folder / database.LINK).exists()
+            if is_due and (folder / RECEIPT).exists():
+                database.keep_row(folder, row)
 
     def adopt(self, receipt: Receipt, patch: bytes = b"", head: Facts | None = None) -> ReceiptRow:
         """Keep a sealed receipt that was made elsewhere, with the patch that belongs to it.
@@ -123,8 +117,16 @@ class Store:
         Raises:
             StoreError: as `append`, also for a duration that no row can hold; nothing is left behind.
         """
-        journal = self._copied(receipt, head or {}, has_patch=bool(patch))
+        run_id = receipt.meta.run_id
+        if self.has(run_id):
+            raise database.known(run_id)
+        if os.path.lexists(self.folder(run_id)):
+            fact = f"run {run_id} has a journal here, and its receipt is still to come"
+            raise StoreError("receipt_store_failed", fact, hint="this run id was used before; take a new one")
+        journal = Journal.create(self.home, run_id, {**(head or {}), "fact": COPIED, "patch": bool(patch)})
         try:
+            if receipt.trace:
+                journal.append(b"".join(as_trace(receipt.trace).blocks()), len(receipt.trace))
             if patch:
                 journal.keep_patch(patch)
             return self.append(msgspec.structs.replace(receipt, trace=journal.trace), journal)
@@ -134,28 +136,7 @@ class Store:
         finally:
             journal.close()
 
-    def _copied(self, receipt: Receipt, head: Facts, *, has_patch: bool) -> Journal:
-        """Copy the events of a receipt into a journal."""
-        run_id = receipt.meta.run_id
-        if receipt.meta.duration_ms > database.INTEGER_MAX:
-            fact = f"run {run_id} took {receipt.meta.duration_ms} ms by its receipt"
-            hint = f"the store counts up to {database.INTEGER_MAX}"
-            raise StoreError("receipt_store_failed", fact, hint=hint)
-        # A copy of this receipt whose maker died is kept or removed: its place is wanted now.
-        self._settle(run_id, only_copies=True)
-        if self.has(run_id):
-            raise _known(run_id)
-        if os.path.lexists(self.folder(run_id)):
-            fact = f"run {run_id} has a journal here, and its receipt is still to come"
-            raise StoreError("receipt_store_failed", fact, hint="this run id was used before; take a new one")
-        journal = Journal.create(self.home, run_id, {**head, "fact": COPIED, "patch": has_patch})
-        try:
-            if receipt.trace:
-                journal.append(b"".join(as_trace(receipt.trace).blocks()), len(receipt.trace))
-        except BaseException:
-            journal.discard()
-            raise
-        return journal
+    # Out --------------------------------------------------------------------------------------------------------------
 
     def rows(self, limit: int = 50) -> list[ReceiptRow]:
         """Return the newest rows, the newest first."""
@@ -170,7 +151,7 @@ class Store:
         return self._paged("sequence > ? ORDER BY sequence", -database.INTEGER_MAX)
 
     def _paged(self, which: str, last: int) -> Iterator[ReceiptRow]:
-        while page := self._rows(f"WHERE {which} LIMIT {_PAGE_ROWS}", (last,)):
+        while page := self._index.rows(f"WHERE {which} LIMIT {_PAGE_ROWS}", last):
             yield from page
             last = page[-1].sequence
 
@@ -187,17 +168,19 @@ class Store:
         back = steps_back(run)
         if back is not None:
             own = (row for row in self.newest() if not self._is_check(row.run_id))
-            newest = next(islice(own, back, None), None)
-            if newest is None:
-                fact = f"{run!r}: not so many receipts are stored"
-                raise ConfigError("config_invalid", fact, hint="backplane runs")
-            return newest
-        found = {row.run_id: row for row in self.beginning(run)}
-        if not found:
+            found = [*islice(own, back, back + 1)]
+            fact, hint = f"{run!r}: not so many receipts are stored", "backplane runs"
+        else:
+            found = self.beginning(run)
+            only(run, [row.run_id for row in found])
             # An order of a queue has no run here until it is followed, and its id looks the same.
-            hint = "backplane runs; an order that waits in a queue: backplane queue list"
-            raise ConfigError("config_invalid", f"no receipt of a run {run!r} is stored", hint=hint)
-        return found[only(run, [*found])]
+            fact, hint = (
+                f"no receipt of a run {run!r} is stored",
+                "backplane runs; a queue's order: backplane queue list",
+            )
+        if not found:
+            raise ConfigError("config_invalid", fact, hint=hint)
+        return found[0]
 
     def _is_check(self, run_id: str) -> bool:
         return recovery.is_run_id(run_id) and opening_of(self.folder(run_id)).check is not None
@@ -208,24 +191,20 @@ class Store:
         Raises:
             ConfigError: `config_invalid`, it is too short.
         """
-        # Ids are ASCII. What a terminal gave may not even be text, and is the beginning of none.
-        wanted = prefix.strip().lower().encode("ascii", "replace").decode()
+        wanted = prefix.strip().lower()
         if len(wanted) < PREFIX_CHARS_MIN:
             fact = f"{prefix!r} is too short for a run id: {PREFIX_CHARS_MIN} characters are the least"
             raise ConfigError("config_invalid", fact, hint="backplane runs")
-        return self._rows(
-            "WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT ?", (wanted, wanted + "~", AMBIGUOUS_SHOWN + 1)
-        )
+        return self._index.rows("WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT ?", *_between(wanted))
 
     def of_orders(self, prefix: str) -> list[ReceiptRow]:
-        """The newest row of each order whose id begins so, one more than an error names."""
-        wanted = prefix.encode("ascii", "replace").decode()
+        """Return the newest row of each order whose id begins so, one more than an error names."""
         newest = "SELECT MAX(sequence) FROM receipts WHERE work_order_id >= ? AND work_order_id < ?"
         where = f"WHERE sequence IN ({newest} GROUP BY work_order_id) ORDER BY work_order_id LIMIT ?"
-        return self._rows(where, (wanted, wanted + "~", AMBIGUOUS_SHOWN + 1))
+        return self._index.rows(where, *_between(prefix))
 
     def load(self, run: str) -> Receipt:
-        """The receipt of a run, its trace read from disk on demand.
+        """Return the receipt of a run, its trace read from disk on demand.
 
         Raises:
             ConfigError: as `find`.
@@ -246,13 +225,20 @@ class Store:
         try:
             return recovery.sealed_body(self.folder(row.run_id))
         except OSError as error:
-            with self._locked() as connection:
-                asked = "SELECT pruned FROM receipts WHERE sequence = ?"
-                found = connection.execute(asked, (row.sequence,)).fetchone()
-            if found is not None and found[0]:
+            if self._is_pruned(row):
                 return b""
             fact = f"the receipt of run {row.run_id} cannot be read: {error.strerror}"
             raise StoreError("receipt_store_failed", fact, hint="see `backplane receipts verify`") from error
+
+    def _is_pruned(self, row: ReceiptRow) -> bool:
+        kept = database.kept_row(self.folder(row.run_id)) if recovery.is_run_id(row.run_id) else None
+        return kept is not None and kept.pruned
+
+    def _unpruned(self, row: ReceiptRow) -> bytes:
+        body = self.body(row)
+        if not body:
+            raise StoreError("receipt_store_failed", f"the content of run {row.run_id} was pruned")
+        return body
 
     def trace(self, row: ReceiptRow) -> Trace:
         if not row.trace_count:
@@ -273,17 +259,19 @@ class Store:
         """Return the file with the run's patch; None if there is none.
 
         Raises:
-            StoreError: `receipt_store_failed` when the run's content was pruned: nobody knows what it changed.
+            StoreError: `receipt_store_failed` when the run's content was pruned: its changes are unknown.
         """
         self._unpruned(row)
         path = self.folder(row.run_id) / PATCH
-        return path if os.path.isfile(path) else None
+        return path if path.is_file() else None
 
     def has(self, run_id: str) -> bool:
-        return bool(self._rows("WHERE run_id = ?", (run_id,)))
+        return bool(self._index.rows("WHERE run_id = ?", run_id))
+
+    # Checks -----------------------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> ChainCheckpoint | None:
-        """The chain's head now; None while the store is empty."""
+        """Return the head of the chain; None while the store is empty."""
         head = next(self.newest(), None)
         return ChainCheckpoint(head.sequence, head.link, canonical.timestamp_at(time.time_ns())) if head else None
 
@@ -298,8 +286,7 @@ class Store:
             StoreError: `receipt_store_failed` when its content was pruned.
         """
         row = self.find(run)
-        self._unpruned(row)
-        return self._check(row) + audit.check_link(row, self._at(row.sequence - 1))
+        return self._check(row, self._unpruned(row)) + audit.check_link(row, self._at(row.sequence - 1))
 
     def verify_all(self, checkpoint: ChainCheckpoint | None = None) -> audit.Audit:
         """Check every receipt and the whole chain.
@@ -307,10 +294,7 @@ class Store:
         Args:
             checkpoint: one kept from earlier; without it a cut tail or an older copy cannot be seen.
         """
-        with self._locked() as connection:
-            faults = connection.execute("PRAGMA integrity_check(1)").fetchall()
-            rebuilt = connection.execute("SELECT MAX(at) FROM rebuilt").fetchone()[0]
-        findings = [AuditFinding("receipt_store_failed", "", fact) for (fact,) in faults if fact != "ok"]
+        findings = [AuditFinding("receipt_store_failed", "", fact) for fact in self._index.faults()]
         checked = pruned = 0
         previous: ReceiptRow | None = None
         for row in self.scan():
@@ -321,7 +305,7 @@ class Store:
                 findings.append(AuditFinding("receipt_hash_mismatch", row.run_id, error.message))
             else:
                 checked, pruned = checked + bool(body), pruned + (not body)
-                findings += self._check(row) if body else self._check_kept(row)
+                findings += self._check(row, body)
             previous = row
         for folder in self._unindexed():
             if (kept := database.kept_row(folder)) is not None:
@@ -329,7 +313,23 @@ class Store:
                 findings.append(AuditFinding("receipt_chain_broken", folder.name, fact))
         if checkpoint is not None:
             findings += audit.check_checkpoint(checkpoint, self._at(checkpoint.sequence))
-        return audit.Audit(tuple(findings), checked, pruned, checkpoint is not None, rebuilt)
+        return audit.Audit(tuple(findings), checked, pruned, checkpoint is not None, self._index.rebuilt_at())
+
+    def _check(self, row: ReceiptRow, body: bytes) -> list[AuditFinding]:
+        """Check one receipt, or what is left of a pruned one, whose body is empty."""
+        folder = self.folder(row.run_id)
+        found = audit.check_row(row, body, self.trace(row), folder) if body else []
+        if not os.path.lexists(folder / database.LINK):
+            newest = self.rows(1)[0].sequence
+            if row.sequence > newest - UNLINKED_MAX:
+                return found  # The next writer, or opening for writing, adds it.
+        return found + audit.check_kept(row, folder)
+
+    def _at(self, sequence: int) -> ReceiptRow | None:
+        found = self._index.rows("WHERE sequence = ?", sequence)
+        return found[0] if found else None
+
+    # Removal ----------------------------------------------------------------------------------------------------------
 
     def prune(
         self,
@@ -339,12 +339,12 @@ class Store:
         bytes_max: int | None = None,
         dry_run: bool = False,
     ) -> int:
-        """Remove the content of older receipts; their places in the chain stay. What any of the three names goes.
+        """Remove the content of older receipts, which any of the bounds names; their places in the chain stay.
 
         Args:
-            keep: receipts to leave whole, the newest; None leaves all.
-            ended_before_ms: since 1970: what ended before goes; None for no age.
-            bytes_max: of all their files together: what is beyond, the newest counted first, goes; None for no bound.
+            keep: number of receipts to leave whole, the newest; None leaves all.
+            ended_before_ms: remove what ended before, in milliseconds since 1970; None for no age.
+            bytes_max: remove what is beyond so many bytes of files, the newest counted first; None for no bound.
             dry_run: only count them; the store may be open for reading only.
 
         Returns:
@@ -354,54 +354,48 @@ class Store:
             StoreError: `receipt_store_failed`, also where files stay; calling this again removes them.
         """
         rows = self._prunable(keep, ended_before_ms, bytes_max)
-        gone = [row.run_id for row in rows]
-        with self._locked() as connection:
-            whole = {run_id for (run_id,) in connection.execute("SELECT run_id FROM receipts WHERE NOT pruned")}
+        count = sum(not self._is_pruned(row) for row in rows)
         if not dry_run:
+            own = [row for row in rows if recovery.is_run_id(row.run_id)]
             try:
-                self._mark_pruned(gone)
+                self._mark_pruned(own)
             except StoreError as error:
                 if not database.is_full(error):
                     raise
                 # The files go first; until the rows are marked, these receipts do not verify.
-                self._remove_files(gone)
-                self._mark_pruned(gone)
-            self._remove_files(gone)
-            for row in rows:
-                if recovery.is_run_id(row.run_id):
-                    database.keep_row(self.folder(row.run_id), row, pruned=True)
-        return len(whole.intersection(gone))
+                self._remove_files(own)
+                self._mark_pruned(own)
+            self._remove_files(own)
+        return count
 
-    def _mark_pruned(self, run_ids: Iterable[str]) -> None:
-        with self._locked() as connection, database.transaction(connection):
-            marks = ((run_id,) for run_id in run_ids)
-            connection.executemany("UPDATE receipts SET pruned = 1 WHERE run_id = ? AND NOT pruned", marks)
+    def _mark_pruned(self, rows: Iterable[ReceiptRow]) -> None:
+        for row in rows:
+            database.keep_row(self._runs / row.run_id, row, pruned=True)
 
     def _prunable(self, keep: int | None, ended_before_ms: int | None, bytes_max: int | None) -> list[ReceiptRow]:
-        rows = [*self.newest()]
-        gone = {row.run_id for row in rows[max(0, keep) :]} if keep is not None else set()
-        if ended_before_ms is not None:
-            gone |= {row.run_id for row in rows if _ms(row.finished_at) < ended_before_ms}
-        left = bytes_max
-        for row in rows if left is not None else ():
-            if row.run_id not in gone and recovery.is_run_id(row.run_id):
-                left = (left or 0) - _size_of(self.folder(row.run_id))
-                if left < 0:
-                    gone.add(row.run_id)
-        return [row for row in rows if row.run_id in gone]
+        gone, size_bytes = [], 0
+        for place, row in enumerate(self.newest()):
+            is_beyond = keep is not None and place >= keep
+            is_old = ended_before_ms is not None and _ms(row.finished_at) < ended_before_ms
+            if bytes_max is not None and not is_beyond and not is_old:
+                size_bytes += _size_of(self._runs / row.run_id) if recovery.is_run_id(row.run_id) else 0
+                is_beyond = size_bytes > bytes_max
+            if is_beyond or is_old:
+                gone.append(row)
+        return gone
 
-    def _remove_files(self, run_ids: Iterable[str]) -> None:
-        own = [run_id for run_id in run_ids if recovery.is_run_id(run_id)]
+    def _remove_files(self, rows: Sequence[ReceiptRow]) -> None:
         # The copy that a killed run worked in goes with its record.
-        places = (folder for run_id in own for folder in (self.folder(run_id), self.home / "stage" / run_id))
-        tried = [recovery.remove(folder, but=database.LINK) for folder in places]
-        faults = [fault for fault in tried if fault is not None]
-        if faults:
+        places = (self._runs / row.run_id for row in rows), (self.home / "stage" / row.run_id for row in rows)
+        tried = [recovery.remove(folder, but=database.LINK) for folder in chain(*places)]
+        if faults := [fault for fault in tried if fault is not None]:
             fact = f"files of pruned receipts cannot be removed: {'; '.join(faults[:FAULTS_SHOWN])}"
             raise StoreError("receipt_store_failed", fact, hint="put that right and prune again: it removes the rest")
 
+    # Runs that were cut off -------------------------------------------------------------------------------------------
+
     def orphans(self) -> list[Orphan]:
-        """Runs that were cut off: a journal, no receipt, nobody at work."""
+        """Return the runs that were cut off: a journal, no receipt, no process at work."""
         abandoned = (folder for folder in self.unknown_folders() if recovery.is_abandoned(folder))
         return [Orphan(folder) for folder in abandoned if not self.has(folder.name)]
 
@@ -436,27 +430,19 @@ class Store:
         self._settle(run_id, clean)
         return self.load(run_id)
 
-    def _settle(
-        self, run_id: str, clean: Callable[[Orphan], None] | None = None, *, only_copies: bool = False
-    ) -> list[ReceiptRow]:
+    def _settle(self, run_id: str, clean: Callable[[Orphan], None] | None = None) -> list[ReceiptRow]:
         folder = self.folder(run_id)
         with recovery.claimed(folder) as lock:
             if lock is None or self.has(run_id) or os.path.lexists(folder / database.LINK):
                 return []
             orphan = recovery.read_orphan(folder)
-            if only_copies and not orphan.is_copy:
-                return []
             if clean is not None:
                 clean(orphan)
-            finished_ns = recovery.last_written_ns(folder)
-            with recovery.reopened(orphan, lock) as (journal, cut_bytes):
-                receipt = recovery.sealed_before(orphan, journal.trace)
-                if receipt is None and orphan.is_copy:
+            with recovery.reopened(orphan, lock) as (journal, cut):
+                receipt = recovery.receipt_of(orphan, journal, cut)
+                if receipt is None:
                     journal.discard()
                     return []
-                if receipt is None:
-                    recovery.put_patch_aside(folder)
-                    receipt = recovery.interrupted(orphan, journal, finished_ns=finished_ns, cut_bytes=cut_bytes)
                 return [self.append(receipt, journal)]
 
     def unknown_folders(self) -> Iterator[Path]:
@@ -465,117 +451,34 @@ class Store:
 
     def _unindexed(self) -> Iterator[Path]:
         """Yield the run folders that have no row."""
+        # Folders before rows: a run that ends meanwhile has its row then.
         names = recovery.run_folders(self.home)
-        for start in range(0, len(names), _PAGE_ROWS):
-            page = names[start : start + _PAGE_ROWS]
-            marks = ", ".join("?" * len(page))
-            with self._locked() as connection:
-                found = connection.execute(f"SELECT run_id FROM receipts WHERE run_id IN ({marks})", page).fetchall()
-            known = {run_id for (run_id,) in found}
-            yield from (self.home / "runs" / name for name in page if name not in known)
-
-    def _unpruned(self, row: ReceiptRow) -> bytes:
-        body = self.body(row)
-        if not body:
-            raise StoreError("receipt_store_failed", f"the content of run {row.run_id} was pruned")
-        return body
-
-    def _check(self, row: ReceiptRow) -> list[AuditFinding]:
-        folder = self.folder(row.run_id)
-        opening = opening_of(folder)
-        has_patch = opening.patch or opening.fact != COPIED or os.path.lexists(folder / PATCH)
-        patch = folder / PATCH if has_patch else None  # The patch of a copy may have stayed where it was.
-        return audit.check_row(row, self.body(row), self.trace(row), patch) + self._check_kept(row)
-
-    def _check_kept(self, row: ReceiptRow) -> list[AuditFinding]:
-        """Compare a row with the one that stands beside its receipt."""
-        kept = database.kept_row(self.folder(row.run_id))
-        is_new = kept is None and row.sequence > self._newest_sequence() - UNLINKED_MAX
-        if is_new and not os.path.lexists(self.folder(row.run_id) / database.LINK):
-            return []  # The next writer, or opening for writing, adds it.
-        if kept is not None and all(getattr(kept, name) == getattr(row, name) for name in row.__struct_fields__):
-            return []
-        fact = f"'{database.LINK}' of receipt {row.sequence} " + ("is missing" if kept is None else "is not its row")
-        return [AuditFinding("receipt_chain_broken", row.run_id, fact)]
-
-    def _newest_sequence(self) -> int:
-        with self._locked() as connection:
-            return int(connection.execute("SELECT IFNULL(MAX(sequence), 0) FROM receipts").fetchone()[0])
-
-    def _complete_links(self) -> None:
-        """Write each `link.json` that a killed writer has not written after its commit."""
-        for row in self.rows(UNLINKED_MAX):
-            folder = self._runs / row.run_id
-            is_due = recovery.is_run_id(row.run_id) and not (folder / database.LINK).exists()
-            if is_due and (folder / RECEIPT).exists():
-                database.keep_row(folder, row)
-
-    def _at(self, sequence: int) -> ReceiptRow | None:
-        if abs(sequence) > database.INTEGER_MAX:
-            return None
-        rows = self._rows("WHERE sequence = ?", (sequence,))
-        return rows[0] if rows else None
-
-    def _insert(self, receipt: Receipt, trace: Trace) -> ReceiptRow:
-        columns = columns_of(receipt, trace)
-        with self._locked() as connection, database.transaction(connection):
-            newest = "SELECT sequence, link, run_id FROM receipts ORDER BY sequence DESC LIMIT 1"
-            head = connection.execute(newest).fetchone()
-            sequence, previous = (head[0] + 1, head[1]) if head else (1, database.FIRST_LINK)
-            link = database.link_of(previous, sequence, columns)
-            row = ReceiptRow(sequence=sequence, previous_link=previous, link=link, **columns)
-            try:
-                connection.execute(database.INSERT, (*msgspec.structs.astuple(row), 0))
-            except sqlite3.IntegrityError as error:
-                raise _known(row.run_id) from error
-        with suppress(StoreError):  # The next writer or opening of the store writes it.
-            database.keep_row(self.folder(row.run_id), row)
-            # The writer before may have been killed between its commit and its link.
-            if head and not os.path.lexists(self.folder(head[2]) / database.LINK):
-                self._complete_links()
-        return row
-
-    def _rows(self, where: str, values: Iterable[object]) -> list[ReceiptRow]:
-        with self._locked() as connection:
-            found = connection.execute(f"SELECT {database.READ} FROM receipts {where}", tuple(values)).fetchall()
-        return [ReceiptRow(*values) for values in found]
-
-    @contextmanager
-    def _locked(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, database.translated(self.home / database.FILE):
-            if self._is_absent and (self.home / database.FILE).exists():  # The first run has ended meanwhile.
-                self._connection.close()
-                self._connection = database.connect(self.home, lambda: _folders(self.home), readonly=True)
-                self._is_absent = False
-            yield self._connection
-
-
-def _folders(home: Path) -> list[Path]:
-    return [home / "runs" / name for name in recovery.run_folders(home)]
+        known = self._index.run_ids()
+        return (self._runs / name for name in names if name not in known)
 
 
 def steps_back(name: str) -> int | None:
     """Return how many runs before the newest a name means, as 2 for `last~2`; None for a name that is an id."""
-    word, tilde, number = name.strip().partition("~")
-    if word != "last" or (tilde and not (number.isascii() and number.isdigit() and len(number) < STEPS_CHARS_MAX)):
-        return None
-    return int(number) if tilde else 0
+    found = _LAST.fullmatch(name.strip())
+    return None if found is None else int(found[1] or 0)
 
 
-def only(name: str, ids: Sequence[str], kind: str = "runs") -> str:
-    """Return the only id that begins with a name. Raises ConfigError, `config_invalid`, if there are several."""
+def only(name: str, ids: Sequence[str], kind: str = "runs") -> None:
+    """Raise ConfigError, `config_invalid`, if several ids begin with a name."""
     if len(ids) > 1:
         shown = ", ".join(ids[:AMBIGUOUS_SHOWN]) + (" and more" if len(ids) > AMBIGUOUS_SHOWN else "")
         raise ConfigError("config_invalid", f"{name!r} begins several {kind}: {shown}", hint="give more of the id")
-    return ids[0]
 
 
-def _known(run_id: str) -> StoreError:
-    return StoreError("receipt_store_failed", f"a receipt of run {run_id} is stored already")
+def _between(prefix: str) -> tuple[str, str, int]:
+    """Return the bounds of the ids that begin so, and the number of rows to read."""
+    # Ids are ASCII. What a terminal gave may not even be text, and is the beginning of none.
+    wanted = prefix.encode("ascii", "replace").decode()
+    return wanted, wanted + "~", AMBIGUOUS_SHOWN + 1
 
 
 def _ms(timestamp: str) -> int:
-    """A time of a row since 1970; one that cannot be read is as old as can be."""
+    """Return a row's time in milliseconds since 1970; 0 if it cannot be read."""
     try:
         return int(datetime.fromisoformat(timestamp).timestamp() * 1000)
     except (ValueError, OverflowError):
@@ -583,7 +486,7 @@ def _ms(timestamp: str) -> int:
 
 
 def _size_of(folder: Path) -> int:
-    """Bytes of a run's files on the disk; nothing where it has none."""
+    """Return the size of a run's files on the disk; 0 if it has none."""
     total = 0
     for above, _, names in os.walk(folder):
         for name in names:

@@ -11,7 +11,7 @@ import msgspec
 
 from backplane.contract.events import AgentEvent
 from backplane.receipts.journal import HEAD, TRACE, disk_error
-from backplane.receipts.trace import open_plain
+from backplane.receipts.trace import LINE_BYTES_MAX, open_plain
 
 T = TypeVar("T")
 
@@ -20,9 +20,6 @@ LOOK_S: Final = 0.1
 
 READ_BYTES_MAX: Final = 4 << 20
 """Read of one file at one look; more of it comes with the next."""
-
-LINE_BYTES_MAX: Final = 64 << 20
-"""Longest line that is waited for: four times the longest of the protocol."""
 
 _decode_event: Final = msgspec.json.Decoder(AgentEvent).decode
 

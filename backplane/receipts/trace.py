@@ -19,6 +19,8 @@ from backplane.errors import StoreError
 CHUNK_BYTES: Final = 1 << 17
 """Read and hashed at once: SHA-256 runs at full speed, and the allocator reuses the block; from
 256 KiB on it maps fresh pages each time, measured at twice the cost."""
+LINE_BYTES_MAX: Final = 64 << 20
+"""Longest line that is read: four times the longest of the protocol."""
 LISTED_BYTES_MAX: Final = 4 * 1024 * 1024
 """Longest trace that a program gets as a list, some 20,000 events and 0.1 s; a longer one stays on disk."""
 
@@ -136,16 +138,26 @@ def listed(trace: Sequence[AgentEvent]) -> Sequence[AgentEvent]:
 
 
 def open_plain(path: Path) -> BufferedReader:
-    """Open a file of a run's folder for reading: no link out of it, and no pipe, at which one would wait.
+    """Open a regular file for reading; a link may lead out of a run's folder, and a pipe would make us wait.
 
     Raises:
-        OSError: also where it is no regular file.
+        OSError: also for a link or pipe.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "no regular file", str(path))
     return open(fd, "rb")
+
+
+def read_plain(path: Path, bytes_max: int) -> bytes:
+    """Read a regular file whole. Raises OSError, also if it is longer."""
+    with open_plain(path) as file:
+        # Its size before its bytes: it may be one large hole.
+        data = b"" if os.fstat(file.fileno()).st_size > bytes_max else file.read(bytes_max + 1)
+        if len(data) > bytes_max or os.fstat(file.fileno()).st_size > bytes_max:
+            raise OSError(errno.EFBIG, f"it is over {bytes_max} bytes", str(path))
+    return data
 
 
 def as_trace(events: Sequence[AgentEvent]) -> Trace:
