@@ -144,7 +144,7 @@ def read_task(run: HostRun, service: Endpoint, toolbox: Toolbox) -> Task:
     system = Text(text="\n\n".join(str(part) for part in words if part))
     limit = {} if service.max_output_tokens is None else {"max_tokens": service.max_output_tokens}
     parameters = {name: value for name, value in own.items() if name not in OWN} | sampling_of(run)
-    messages = (Message(role="system", parts=(system,), flat=True), *read_history(run))
+    messages = (Message(role="system", parts=(system,)), *read_history(run))
     return Task(
         conversation=Conversation(dialect="", model=model, options={**limit, **parameters}, messages=messages),
         spec=RunSpec(
@@ -376,7 +376,7 @@ class Agent(BaseAgent):
         else:
             result = CallResult(f"not run: {limit.words}", is_error=True)
         await self._run.tool_result(call.name, result.text, is_error=result.is_error, id=call.id)
-        return ToolOutput(id=call.id, content=(Text(text=result.text),), is_error=result.is_error, flat=True)
+        return ToolOutput(id=call.id, content=(Text(text=result.text),), is_error=result.is_error)
 
     async def _call(self, call: ToolUse) -> CallResult:
         name = call.name

@@ -19,7 +19,7 @@ from backplane.contract.events import AgentEvent
 from backplane.contract.unknown import nearest_name
 from backplane.dialects import framing
 from backplane.dialects.agent_events import end_events
-from backplane.dialects.common import kind_of
+from backplane.dialects.common import kind_of, spelled_at
 from backplane.dialects.diff import REASONS, code_of, differences, is_named
 from backplane.dialects.ir import Answer, Kept, Loss, StreamFailed, Translated
 from backplane.dialects.streams import Accumulator
@@ -123,7 +123,7 @@ def translate(
     if source == target or policy == "allow":
         return Translated(written.value, () if policy == "allow" else written.losses)
     losses: tuple[Loss, ...] = tuple(
-        msgspec.structs.replace(loss, path=reader.spelled_at(loss.path, document))
+        msgspec.structs.replace(loss, path=spelled_at(loss.path, document, reader.aliases))
         for loss in (*read.losses, *written.losses)
     )
     losses = ordered((*losses, *unnamed_losses(document, written.value, reader, writer, losses, kind)))
@@ -143,7 +143,7 @@ def unnamed_losses(
     # A loss for an added value does not cover a value that is missing at the same path.
     missing = {loss.path for loss in named if loss.kind != "synthesised"}
     for place, how in differences(reader.normal(document), reader.normal(back)):
-        at = reader.spelled_at(place, document)
+        at = spelled_at(place, document, reader.aliases)
         if not is_named(at, paths if how == "synthesised" else missing):
             code = "required" if how == "synthesised" else code_of(at, how)
             yield Loss(path=at, dialect=reader.NAME, target=writer.NAME, kind=how, code=code, reason=REASONS[how])

@@ -159,8 +159,8 @@ def order_conversation(
     unknown = sorted(set(settings) - set(ir.OPTIONS))
     if unknown:
         raise ConfigError("config_invalid", f"no parameter {unknown[0]!r}", hint=f"there are {', '.join(ir.OPTIONS)}")
-    messages = [ir.Message(role="system", parts=(ir.Text(text=system),), flat=True)] if system else []
-    messages.append(ir.Message(role="user", parts=(ir.Text(text=order_text(order)),), flat=True))
+    messages = [ir.Message(role="system", parts=(ir.Text(text=system),))] if system else []
+    messages.append(ir.Message(role="user", parts=(ir.Text(text=order_text(order)),)))
     return ir.Conversation(
         dialect=dialect, messages=tuple(messages), model=model, options=settings,
         tools=tuple(ir.ToolSpec(**tool) for tool in tools),

@@ -238,10 +238,9 @@ def _read_result(body: Members, at: str) -> ir.Part | None:
         return None
     if content and plain and not any(isinstance(part, ir.Text) and plain in part.text for part in content):
         body.ledger.drop(f"{body.at}/content", "part", "the content nodes say it otherwise", plain)
-    flat = not content
-    if flat and plain:
+    if not content and plain:
         content = (ir.Text(text=plain, at=f"{body.at}/content"),)
-    return ir.ToolOutput(id=call, content=content, is_error=body.take(bool, "is_error"), flat=flat, at=at)
+    return ir.ToolOutput(id=call, content=content, is_error=body.take(bool, "is_error"), at=at)
 
 
 def _result_parts(body: Members) -> Iterator[ir.Part]:

@@ -18,22 +18,22 @@ from backplane.dialects import ir
 from backplane.dialects.common import (
     EFFORT_BUDGETS,
     NUMBER,
-    UNSAID,
     Calls,
     Counters,
     LossLedger,
     OptionsRead,
-    added,
     answer_of,
     arguments_text,
     by_address,
     conversation_of,
     effort_word,
     ext_of,
+    head_of,
     json_text,
     kind_of,
     media_url,
     members_of,
+    merged,
     parse_json,
     pop,
     pop_inner,
@@ -42,16 +42,19 @@ from backplane.dialects.common import (
     read_arguments,
     read_content,
     read_file,
+    read_part,
     read_url,
-    take_cache,
+    server_tool,
+    tool_of,
     without_none,
     write_content,
     write_options,
+    write_part,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings, has_cut_call
 from backplane.dialects.streams import BlockReader, BlockWriter, Incoming, Key, begun, failure, whole_events
-from backplane.dialects.vendor import Dialect, read_error, write_error
+from backplane.dialects.vendor import Dialect, read_error
 
 ROLES: Final[dict[str, ir.Role]] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
@@ -130,10 +133,12 @@ class Flavour(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     roles: frozenset[str] = frozenset(ROLES)
-    max_tokens: str = "max_tokens"
+    max_tokens: str = "max_completion_tokens"
     """Member that gets the token limit of a request from another dialect."""
     stops_max: int | None = None
     """Maximum number of stop sequences; None for any number."""
+    bounds: Mapping[str, tuple[Any, Any]] = {}
+    """Option → least and greatest value that the server accepts."""
     thinking_request: str | None = None
     """Member of a request's message for thinking; None if the vendor has none."""
     thinking_answer: str = "reasoning_content"
@@ -144,8 +149,11 @@ class Flavour(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens_on_top: bool = False
     """True if cached tokens are `usage.cached_tokens`, not a member of `prompt_tokens_details`."""
     has_files: bool = True
+    has_audio: bool = True
+    has_videos: bool = False
     has_image_urls: bool = True
     """True if images may be URLs, not only data."""
+    can_force_tools: bool = True
     unknown_options: frozenset[str] = frozenset()
 
     @property
@@ -158,44 +166,34 @@ def is_shared(dialect: str, name: str, value: Json) -> bool:
     return dialect in SISTERS and type(value) is MEMBERS.get(name)
 
 
-def own(out: dict[str, Any], node: ir.Node, flavour: Flavour, notes: LossLedger) -> dict[str, Any]:
+def own(out: dict[str, Any], node: ir.Node, notes: LossLedger) -> dict[str, Any]:
     """Add a node's own members to `out`; from another dialect of the family only those that the family shares."""
     if notes.is_home:
-        return added(out, node, flavour.name)
+        return notes.own(out, node)
     sister = node.ext.get(notes.source, {})
-    shared = {name: value for name, value in sister.items() if is_shared(notes.source, name, value)}
-    return added(out, msgspec.structs.replace(node, ext={flavour.name: shared}), flavour.name) if shared else out
+    return merged(out, {name: value for name, value in sister.items() if is_shared(notes.source, name, value)})
 
 
-# Blocks, read ---------------------------------------------------------------------------------------------------------
+# Blocks ---------------------------------------------------------------------------------------------------------------
 
 
 def read_block(value: Json, at: str, flavour: Flavour) -> ir.Part:
-    """Read a block of a content list; a block of an unknown kind or without a required member stays native."""
-    rest = value.copy() if type(value) is dict else {}
-    kind = pop(rest, "type")
-    cache = take_cache(rest)
-    part = _read_block(kind, rest, at, flavour) if kind is not None else None
-    if part is None:
-        return ir.Opaque(dialect=flavour.name, label=str(kind_of(value)), payload=value, at=at)
-    return msgspec.structs.replace(part, cache=cache, at=at, ext=ext_of(flavour.name, rest))
+    """Read a block of a content list."""
+    return read_part(flavour.name, value, at, _read_block)
 
 
-def _read_block(kind: str, rest: dict[str, Any], at: str, flavour: Flavour) -> ir.Part | None:
-    """Read a block by its kind; the members that are read are removed from `rest`."""
+def _read_block(kind: str, rest: dict[str, Any], at: str) -> ir.Part | None:
     if kind in ("text", "refusal") and (text := pop(rest, kind)) is not None:
         return ir.Text(text=text) if kind == "text" else ir.Refusal(text=text)
     if kind == "thinking" and (thoughts := _joined_thoughts(rest.get("thinking"))) is not None:
-        pop(rest, "thinking")  # A list stays native, so that it can be written again.
+        del rest["thinking"]
         return ir.Thinking(text=thoughts)
-    if kind == "image_url" and (address := pop(rest, kind)) is not None:  # some gateways send a bare URL
-        return ir.Media(kind="image", **read_url(address))
     body, media = pop_inner(rest, kind), None
-    if kind in ("image_url", "video_url") and (address := pop(body, "url")) is not None:
+    if kind in ("image_url", "video_url") and (url := pop(rest, kind) or pop(body, "url")):  # some send a bare URL
         of: Any = "image" if kind == "image_url" else "video"
-        media = ir.Media(kind=of, detail=pop(body, "detail"), **read_url(address))
-    elif kind == "input_audio" and type(body.get("data")) is str and type(body.get("format")) is str:
-        media = ir.Media(kind="audio", data=body.pop("data"), media_type=audio_type(body.pop("format")))
+        media = ir.Media(kind=of, detail=pop(body, "detail"), **read_url(url))
+    elif kind == "input_audio":
+        media = read_audio(body)
     elif kind == "file" and {type(body.get("file_data")), type(body.get("file_id"))} == {str, type(None)}:
         name = pop(body, "filename")
         data, file_id = pop(body, "file_data"), pop(body, "file_id")
@@ -211,56 +209,46 @@ def _joined_thoughts(value: Json) -> str | None:
     return "".join(texts) if all(type(text) is str for text in texts) else None
 
 
-def audio_type(form: str) -> str:
-    """Return the media type of an audio format's name."""
-    return AUDIO_TYPES.get(form, f"audio/{form}")
-
-
-def audio_format(media_type: str | None, *, home: bool) -> str | None:
-    """Return the format's name of an audio media type; None if the server has no such format."""
-    form = AUDIO_FORMATS.get(media_type or "audio/wav")
-    return (media_type or "").partition("/")[2] if form is None and home else form
-
-
-# Blocks, written ------------------------------------------------------------------------------------------------------
+def read_audio(body: dict[str, Any]) -> ir.Media | None:
+    """Read the body of a block `input_audio`; None if a member is missing."""
+    if type(body.get("data")) is not str or type(body.get("format")) is not str:
+        return None
+    data, form = body.pop("data"), body.pop("format")
+    return ir.Media(kind="audio", data=data, media_type=AUDIO_TYPES.get(form, f"audio/{form}"))
 
 
 def write_block(part: ir.Part, flavour: Flavour, notes: LossLedger) -> Json:
     """Write a block of a content list; if the family has no such block, note a loss and return None."""
+    return write_part(part, notes, partial(_write_block, flavour=flavour))
+
+
+def _write_block(part: ir.Part, notes: LossLedger, flavour: Flavour) -> dict[str, Any] | None:
     out: dict[str, Any] | None = None
     match part:
-        case ir.Opaque() | ir.ServerTool() if part.dialect == flavour.name:
-            return part.payload
         case ir.Text():
             out = {"type": "text", "text": part.text}
         case ir.Refusal():
             out = {"type": "refusal", "refusal": part.text}
         case ir.Thinking() if notes.is_home and part.redacted is None:
-            listed = part.ext.get(flavour.name, {}).get("thinking")
-            is_listed = _joined_thoughts(listed) == part.text
-            out = {"type": "thinking", "thinking": listed if is_listed else part.text}
+            out = {"type": "thinking", "thinking": part.text}
         case ir.Media():
             out = _write_media(part, flavour, notes)
-    if out is None:
-        notes.lose_part(part)
-        return None
-    if part.cache is not None and notes.is_home:
+    if out is not None and part.cache is not None and notes.is_home:
         out["cache_control"] = {"type": "ephemeral", **part.cache}
-    return own(out, part, flavour, notes)
+    return out
 
 
 def _write_media(part: ir.Media, flavour: Flavour, notes: LossLedger) -> dict[str, Any] | None:
-    home = notes.is_home
-    url = media_url(part)
-    # The SDK that Kimi recommends has no type for videos.
-    if url is not None and (part.kind == "image" or (part.kind == "video" and home)):
+    home, url = notes.is_home, media_url(part)
+    if url is not None and (part.kind == "image" or (part.kind == "video" and (home or flavour.has_videos))):
         if part.data is None and not (home or flavour.has_image_urls):
             return None
         detail = part.detail if home or part.detail in DETAILS else None
         kind = f"{part.kind}_url"
         return {"type": kind, kind: without_none({"url": url, "detail": detail})}
-    if part.kind == "audio" and part.data is not None:
-        form = audio_format(part.media_type, home=home)
+    if part.kind == "audio" and part.data is not None and (home or flavour.has_audio):
+        form = AUDIO_FORMATS.get(part.media_type or "audio/wav")
+        form = (part.media_type or "").partition("/")[2] if form is None and home else form
         return None if form is None else {"type": "input_audio", "input_audio": {"data": part.data, "format": form}}
     if part.kind != "document" or not (home or flavour.has_files):
         return None
@@ -273,9 +261,9 @@ def _write_media(part: ir.Media, flavour: Flavour, notes: LossLedger) -> dict[st
     return None
 
 
-def write_said(parts: Iterable[ir.Part], flat: bool | None, flavour: Flavour, notes: LossLedger) -> Json:
+def write_said(parts: Iterable[ir.Part], flavour: Flavour, notes: LossLedger) -> Json:
     """Write a content: one text if it is a single text block, else a list of blocks."""
-    return write_content(parts, flat, partial(write_block, flavour=flavour, notes=notes), flavour.name)
+    return write_content(parts, partial(write_block, flavour=flavour, notes=notes))
 
 
 # Messages, read -------------------------------------------------------------------------------------------------------
@@ -286,19 +274,17 @@ def read_message(value: Json, at: str, calls: Calls, flavour: Flavour) -> ir.Mes
     rest = members_of(value, at)
     native, name = pop(rest, "role"), pop(rest, "name")
     role = ROLES.get(native or "", "user")
-    parts, flat = read_content(rest, "content", at, partial(read_block, flavour=flavour))
+    parts = read_content(rest, "content", at, partial(read_block, flavour=flavour))
     if role == "tool":
         call_id = pop(rest, "tool_call_id")
         result = ir.ToolOutput(
             id=calls.answer(name or "") if call_id is None else call_id, id_made=call_id is None, name=name,
-            content=parts, flat=flat, at=at, ext=ext_of(flavour.name, rest),
+            content=parts, at=at, ext=ext_of(flavour.name, rest),
         )  # fmt: skip
-        return ir.Message(role="tool", parts=(result,), native_role=native, at=at)
+        return ir.Message(role="tool", parts=(result,), at=at)
     if role == "assistant":
         parts = _read_assistant(rest, parts, at, calls, flavour)
-    return ir.Message(
-        role=role, parts=parts, native_role=native, name=name, flat=flat, at=at, ext=ext_of(flavour.name, rest)
-    )
+    return ir.Message(role=role, parts=parts, native_role=native, name=name, at=at, ext=ext_of(flavour.name, rest))
 
 
 def _read_assistant(
@@ -319,11 +305,9 @@ def _read_assistant(
     if type(old) is dict and type(old.get("name")) is str:
         del rest["function_call"]
         parts.append(read_call({"function": old}, f"{at}/function_call", calls, flavour))
-    if rest.get("tool_calls"):
-        found = pop(rest, "tool_calls", list) or ()
-        parts += [read_call(call, f"{at}/tool_calls/{place}", calls, flavour) for place, call in enumerate(found)]
-    if rest.get("annotations"):
-        _cite(parts, rest, at, flavour)
+    found = pop(rest, "tool_calls", list) or ()
+    parts += [read_call(call, f"{at}/tool_calls/{place}", calls, flavour) for place, call in enumerate(found)]
+    _cite(parts, rest, at, flavour)
     return tuple(parts)
 
 
@@ -337,46 +321,52 @@ def read_sound(value: dict[str, Any], at: str, flavour: Flavour) -> ir.Media:
 def read_call(value: Json, at: str, calls: Calls, flavour: Flavour) -> ir.Part:
     """Read a call; some gateways omit its kind or its id, or send its arguments as an object."""
     rest = value.copy() if type(value) is dict else {}
-    kind: Any = rest.get("type") or "function"
+    kind: Any = rest.pop("type", None) or "function"
     body = pop_inner(rest, kind) if kind in ("function", "custom") else {}
     name = pop(body, "name")
     if name is None:
         return ir.Opaque(dialect=flavour.name, label=f"call of type {kind}", payload=value, at=at)
-    if "type" not in rest:
-        rest["type"] = UNSAID
-    elif rest["type"] == kind:
-        del rest["type"]
-    given = pop(body, "input") if kind == "custom" else pop(body, "arguments", str, dict)
-    text = given if type(given) is str else None
-    read = (text or "") if kind == "custom" else given if type(given) is dict else read_arguments(text or "")
-    call_id = pop(rest, "id") if rest.get("id") else None
+    text, given = read_given(body, "input" if kind == "custom" else "arguments", kind)
+    call_id = pop(rest, "id") or None
     put_back(rest, kind, body)
     return ir.ToolUse(
-        id=calls.make(name) if call_id is None else call_id, id_made=call_id is None, name=name, input=read, text=text,
+        id=calls.make(name) if call_id is None else call_id, id_made=call_id is None, name=name, input=given, text=text,
         kind=kind, at=at, ext=ext_of(flavour.name, rest),
     )  # fmt: skip
+
+
+def read_given(body: dict[str, Any], member: str, kind: str) -> tuple[str | None, Json]:
+    """Remove the arguments of a call; return their text, and their value."""
+    given = pop(body, member, *((str,) if kind == "custom" else (str, dict)))
+    text = given if type(given) is str else None
+    return text, (text or "") if kind == "custom" else given if type(given) is dict else read_arguments(text or "")
 
 
 def _cite(parts: list[ir.Part], rest: dict[str, Any], at: str, flavour: Flavour) -> None:
     """Move annotations to the message's text as citations; they stay a native member unless it has exactly one text."""
     places = [place for place, part in enumerate(parts) if type(part) is ir.Text]
-    found = rest["annotations"]
-    if len(places) != 1 or type(found) is not list or not all(
+    found = rest.get("annotations")
+    if len(places) != 1 or type(found) is not list or not found or not all(
         kind_of(one) == "url_citation" and type(one.get("url_citation")) is dict for one in found
     ):  # fmt: skip
         return
     del rest["annotations"]
-    cited = tuple(_read_citation(one, f"{at}/annotations/{place}", flavour) for place, one in enumerate(found))
+    cited = tuple(
+        read_citation({"type": "url_citation", **one["url_citation"]}, f"{at}/annotations/{place}", flavour.name)
+        for place, one in enumerate(found)
+    )
     parts[places[0]] = msgspec.structs.replace(parts[places[0]], citations=cited)
 
 
-def _read_citation(value: dict[str, Any], at: str, flavour: Flavour) -> ir.Citation:
-    rest, body = value.copy(), value["url_citation"].copy()
-    del rest["type"]
-    url, title = pop(body, "url"), pop(body, "title")
-    start, end = pop(body, "start_index", int), pop(body, "end_index", int)
-    put_back(rest, "url_citation", body)
-    return ir.Citation(kind="url", url=url, title=title, start=start, end=end, at=at, ext=ext_of(flavour.name, rest))
+def read_citation(value: dict[str, Any], at: str, dialect: str) -> ir.Citation:
+    """Read one annotation of a text."""
+    rest = value.copy()
+    kind, url, title = (pop(rest, name) for name in ("type", "url", "title"))
+    start, end = pop(rest, "start_index", int), pop(rest, "end_index", int)
+    return ir.Citation(
+        kind="url" if kind == "url_citation" else kind or "", url=url, title=title, start=start, end=end, at=at,
+        ext=ext_of(dialect, rest),
+    )  # fmt: skip
 
 
 # Messages, written ----------------------------------------------------------------------------------------------------
@@ -393,63 +383,49 @@ def write_messages(messages: tuple[ir.Message, ...], flavour: Flavour, notes: Lo
     for message in messages:
         results = [part for part in message.parts if isinstance(part, ir.ToolOutput)]
         others = tuple(part for part in message.parts if not isinstance(part, ir.ToolOutput))
-        for result in results:
-            made.append(_write_result(_show(result, shown, flavour, notes), message, flavour, notes))
+        made += [_write_result(result, shown, flavour, notes) for result in results]
         if results and not others:
             continue
         if shown:
             made.append({"role": "user", "content": shown})
             shown = []
         if results:
-            message = msgspec.structs.replace(message, role="user", parts=others, native_role=None, flat=None)
+            message = msgspec.structs.replace(message, role="user", parts=others, native_role=None)
         made.append(_write_message(message, flavour, notes))
     return [*made, {"role": "user", "content": shown}] if shown else made
 
 
-def _show(result: ir.ToolOutput, shown: list[Json], flavour: Flavour, notes: LossLedger) -> ir.ToolOutput:
-    """Move the media of a result into `shown`, after a text with the id of its call; return the remaining result."""
-    moved: list[Json] = []
-    rest: list[ir.Part] = []
-    for part in result.content:
-        if not isinstance(part, ir.Media) or notes.is_home:
-            rest.append(part)
-        elif (written := write_block(part, flavour, notes)) is not None:
-            notes.degrade(part.at, "media", "a result takes only text here: it moved to a user's message after it")
-            moved.append(written)
-    if moved:
-        shown += [{"type": "text", "text": f"From the result of {result.id}:"}, *moved]
-    return msgspec.structs.replace(result, content=tuple(rest))
-
-
-def _write_result(result: ir.ToolOutput, message: ir.Message, flavour: Flavour, notes: LossLedger) -> Json:
-    is_old = message.native_role == "function" and message.role == "tool" and notes.is_home
-    out: dict[str, Any] = {"role": "function" if is_old else "tool"}
+def _write_result(result: ir.ToolOutput, shown: list[Json], flavour: Flavour, notes: LossLedger) -> Json:
+    """Write a result; its media move into `shown`, after a text with the id of its call."""
+    out: dict[str, Any] = {"role": "tool"}
     if not (result.id_made and notes.is_home):
         out["tool_call_id"] = result.id
     if result.name is not None and (notes.is_home or notes.source in SISTERS):
         out["name"] = result.name
-    texts = all(type(part) is ir.Text for part in result.content)
-    if result.flat is False and (notes.is_home or (len(result.content) > 1 and texts)):
-        out["content"] = write_said(result.content, False, flavour, notes)
-    elif result.content or result.flat is not None or not notes.is_home:
-        out["content"] = notes.plain_text(result.content)
-    return own(out, result, flavour, notes)
+    if notes.is_home or all(type(part) is ir.Text for part in result.content):
+        out["content"] = write_said(result.content, flavour, notes) or ""
+        return own(out, result, notes)
+    moved: list[Json] = []
+    for part in result.content:
+        if isinstance(part, ir.Media) and (written := write_block(part, flavour, notes)) is not None:
+            notes.degrade(part.at, "media", "a result takes only text here: it moved to a user's message after it")
+            moved.append(written)
+    out["content"] = notes.plain_text(part for part in result.content if not isinstance(part, ir.Media))
+    if moved:
+        shown += [{"type": "text", "text": f"From the result of {result.id}:"}, *moved]
+    return own(out, result, notes)
 
 
 def _write_message(message: ir.Message, flavour: Flavour, notes: LossLedger) -> Json:
-    native, home = message.native_role, notes.is_home
-    is_known = native in flavour.roles and ROLES.get(native or "") == message.role != "tool"
-    is_own = home and native is not None and ROLES.get(native, "user") == message.role
-    out: dict[str, Any] = {"role": native if is_known or is_own else message.role}
+    is_known = message.native_role in flavour.roles and ROLES.get(message.native_role or "") == message.role
+    out: dict[str, Any] = {"role": message.native_role if is_known else message.role}
     if message.name is not None:
         out["name"] = message.name
     if message.role == "assistant":
         write_assistant(message, out, flavour, notes)
     else:
-        content = write_said(message.parts, message.flat, flavour, notes)
-        nothing: Json = None if message.flat is not False else []
-        out["content"] = content if content != [] else nothing if home else ""
-    return own(out, message, flavour, notes)
+        out["content"] = write_said(message.parts, flavour, notes) or ""
+    return own(out, message, notes)
 
 
 def write_assistant(message: ir.Message, out: dict[str, Any], flavour: Flavour, notes: LossLedger) -> None:
@@ -458,29 +434,29 @@ def write_assistant(message: ir.Message, out: dict[str, Any], flavour: Flavour, 
     calls: list[Json] = []
     home = notes.is_home
     for part in message.parts:
-        is_block = home and "/content/" in part.at
         if isinstance(part, ir.ToolUse):
-            call = write_call(part, flavour, notes)
-            if home and part.at.endswith("/function_call"):
-                out["function_call"] = call["function"]
-            else:
-                calls.append(call)
-        elif isinstance(part, ir.Thinking) and not is_block:
+            calls.append(write_call(part, notes))
+        elif isinstance(part, ir.Thinking):
             _write_thinking(part, out, flavour, notes)
-        elif isinstance(part, ir.Refusal) and not is_block:
+        elif isinstance(part, ir.Refusal):
             out["refusal"] = out.get("refusal", "") + part.text
-        elif isinstance(part, ir.Media) and part.kind == "audio" and (part.file_id or part.transcript):
-            out["audio"] = own(sound_of(part), part, flavour, notes)
+        elif isinstance(part, ir.Media) and part.kind == "audio" and (part.file_id or part.transcript) and (
+            home or flavour.has_audio
+        ):  # fmt: skip
+            out["audio"] = own(sound_of(part), part, notes)
         elif isinstance(part, ir.Media) and not home:
             notes.lose_part(part, "an assistant says only text here")
         elif isinstance(part, ir.Opaque) and part.label.startswith("call of type") and home:
             calls.append(part.payload)
         else:
             content.append(part)
-    _write_said(content, message, out, flavour, notes)
+    if notes.is_answer:
+        _write_said(content, out, notes)
+    elif (said := write_said(content, flavour, notes)) != []:  # services refuse an empty list
+        out["content"] = said
     if calls:
         out["tool_calls"] = calls
-    if "content" not in out and not home:
+    if "content" not in out:
         out["content"] = None if calls or notes.is_answer or "refusal" in out else ""
 
 
@@ -489,39 +465,23 @@ def sound_of(part: ir.Media) -> dict[str, Any]:
     return without_none({member: getattr(part, field) for member, field in SOUND.items()})
 
 
-def _write_said(
-    parts: list[ir.Part], message: ir.Message, out: dict[str, Any], flavour: Flavour, notes: LossLedger
-) -> None:
-    is_list = notes.is_home and message.flat is False
-    if not notes.is_answer or is_list:
-        content = write_said(parts, message.flat, flavour, notes)
-        # Services refuse an empty list, so it is written only if the document had one.
-        if content != [] or is_list:
-            out["content"] = content
+def _write_said(parts: list[ir.Part], out: dict[str, Any], notes: LossLedger) -> None:
+    """Write the texts of an answer as one text, with their citations."""
     texts: list[str] = []
     for part in parts:
         if type(part) is not ir.Text:
-            if notes.is_answer and not is_list:
-                notes.lose_part(part)
+            notes.lose_part(part)
             continue
-        if cited := _write_citations(part, sum(map(len, texts)), flavour, notes) if notes.is_answer else ():
-            out["annotations"] = [*out.get("annotations", ()), *cited]
+        begin = sum(map(len, texts))
+        for found in part.citations:
+            if (one := found if notes.is_home else by_address(found, part, notes)) is not None:
+                start, end = (None if place is None else place + begin for place in (one.start, one.end))
+                body = {"url": one.url, "title": one.title, "start_index": start, "end_index": end}
+                made = {"type": "url_citation", "url_citation": notes.own(without_none(body), found)}
+                out.setdefault("annotations", []).append(made)
         texts.append(part.text)
-    if texts and notes.is_answer and not is_list:
+    if texts:
         out["content"] = "".join(texts)
-
-
-def _write_citations(part: ir.Text, begin: int, flavour: Flavour, notes: LossLedger) -> list[Json]:
-    """Write a text's citations; `begin` is the offset in characters of this text in the written text."""
-    out: list[Json] = []
-    for found in part.citations:
-        one = found if notes.is_home else by_address(found, part, notes)
-        if one is not None:
-            start, end = (None if place is None else place + begin for place in (one.start, one.end))
-            body = {"url": one.url, "title": one.title, "start_index": start, "end_index": end}
-            written = {"type": "url_citation", "url_citation": without_none(body)}
-            out.append(own(written, found, flavour, notes))
-    return out
 
 
 def _write_thinking(part: ir.Thinking, out: dict[str, Any], flavour: Flavour, notes: LossLedger) -> None:
@@ -531,19 +491,19 @@ def _write_thinking(part: ir.Thinking, out: dict[str, Any], flavour: Flavour, no
     if part.redacted is not None or field is None:
         notes.lose_part(part)
         return
-    if not notes.is_home:
-        notes.degrade(part.at, "thinking", f"thinking stands in {field}")
+    if not (notes.is_home or flavour.thinking_request):
+        notes.degrade(part.at, "thinking", f"thinking stands in {field}, which is the word of other vendors")
     out[field] = out.get(field, "") + part.text
     if part.signature is not None and flavour.signature_field is not None and notes.is_home:
         out[flavour.signature_field] = part.signature
 
 
-def write_call(part: ir.ToolUse, flavour: Flavour, notes: LossLedger) -> dict[str, Any]:
+def write_call(part: ir.ToolUse, notes: LossLedger) -> dict[str, Any]:
     """Write a call."""
     given = {"input" if part.kind == "custom" else "arguments": arguments_text(part)}
     out: dict[str, Any] = {} if part.id_made and notes.is_home else {"id": part.id}
     out |= {"type": part.kind, part.kind: {"name": part.name, **given}}
-    return own(out, part, flavour, notes)
+    return own(out, part, notes)
 
 
 # Requests -------------------------------------------------------------------------------------------------------------
@@ -554,7 +514,7 @@ def read_request(document: Json, flavour: Flavour) -> ir.Conversation:
     rest, calls = members_of(document), Calls()
     found = pop_list(rest, "messages")
     messages = tuple(read_message(one, f"/messages/{place}", calls, flavour) for place, one in enumerate(found))
-    options = OptionsRead(rest, SAME, {})
+    options = OptionsRead(rest, SAME)
     _read_options(rest, options, flavour)
     return conversation_of(flavour.name, rest, messages, options, lambda tool, at: [read_tool(tool, at, flavour)])
 
@@ -563,18 +523,15 @@ def read_tool(value: Json, at: str, flavour: Flavour) -> ir.ToolSpec:
     """Read a tool definition; a tool that is neither a function nor a free-text tool is run by the vendor."""
     rest = value.copy() if type(value) is dict else {}
     kind: Any = pop(rest, "type")
-    body = pop_inner(rest, kind) if kind in ("function", "custom") else {}
-    name = pop(body, "name")
-    if name is None:
-        said = next((word for word in (rest.get("name"), kind, *rest) if word), "empty")
-        return ir.ToolSpec(name=str(said), kind="server", payload=value, at=at)
-    cache, text, strict = take_cache(rest), pop(body, "description"), pop(body, "strict", bool)
-    schema = pop(body, "parameters", dict) if kind == "function" else None
-    put_back(rest, kind, body)
-    return ir.ToolSpec(
-        name=name, description=text, schema=schema, strict=strict, kind=kind, cache=cache, at=at,
-        ext=ext_of(flavour.name, rest),
-    )  # fmt: skip
+    tool = tool_of(flavour.name, rest, at, kind, inner=kind) if kind in ("function", "custom") else None
+    return tool or server_tool(value, at)
+
+
+def normal(document: Json) -> Json:
+    """Return a request with its token limit in the older of the two members."""
+    if type(document) is not dict or "max_tokens" in document:
+        return document
+    return {{"max_completion_tokens": "max_tokens"}.get(name, name): value for name, value in document.items()}
 
 
 def _read_options(rest: dict[str, Any], options: OptionsRead, flavour: Flavour) -> None:
@@ -628,17 +585,15 @@ def read_choice_of_tool(value: Json) -> dict[str, Any] | None:
 
 def write_request(conversation: ir.Conversation, notes: LossLedger, flavour: Flavour) -> dict[str, Any]:
     """Write a request."""
-    out: dict[str, Any] = {} if conversation.model is None else {"model": conversation.model}
+    out = head_of(conversation, notes)
     out["messages"] = write_messages(conversation.messages, flavour, notes)
     if conversation.tools:
-        out["tools"] = [write_tool(tool, flavour, notes) for tool in conversation.tools]
+        out["tools"] = [write_tool(tool, notes) for tool in conversation.tools]
     _write_options(conversation, out, flavour, notes)
-    if not notes.is_home:
-        out.setdefault("model", "unknown")
-    return own(out, conversation, flavour, notes)
+    return own(out, conversation, notes)
 
 
-def write_tool(tool: ir.ToolSpec, flavour: Flavour, notes: LossLedger) -> Json:
+def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
     """Write a tool definition."""
     if tool.kind == "server":
         return tool.payload
@@ -648,7 +603,7 @@ def write_tool(tool: ir.ToolSpec, flavour: Flavour, notes: LossLedger) -> Json:
     out: dict[str, Any] = {"type": tool.kind, tool.kind: without_none(body)}
     if tool.cache is not None and notes.is_home:
         out["cache_control"] = {"type": "ephemeral", **tool.cache}
-    return own(out, tool, flavour, notes)
+    return own(out, tool, notes)
 
 
 def _write_options(conversation: ir.Conversation, out: dict[str, Any], flavour: Flavour, notes: LossLedger) -> None:
@@ -656,11 +611,14 @@ def _write_options(conversation: ir.Conversation, out: dict[str, Any], flavour: 
     if flavour.thinking_is_on_or_off:
         _write_switch(left, out, notes)
     members = [name for name in (*SAME, "stop") if home or name not in flavour.unknown_options]
-    out |= write_options(left, members, notes, known=KNOWN, stops_max=flavour.stops_max)
+    out |= write_options(left, members, notes, bounds=flavour.bounds, known=KNOWN, stops_max=flavour.stops_max)
     if (limit := left.pop("max_tokens", None)) is not None:
-        member = conversation.options_at.get("max_tokens", "/")[1:] if home else ""
-        out[member or flavour.max_tokens] = notes.bounded("max_tokens", limit, 1)
-    if (choice := left.pop("tool_choice", None)) is not None:
+        member = notes.option_at("max_tokens")[1:] if home and "max_tokens" in notes.places else flavour.max_tokens
+        out[member] = notes.bounded("max_tokens", limit, 1)
+    choice = left.pop("tool_choice", None)
+    if choice is not None and choice["mode"] not in ("auto", "none") and not (home or flavour.can_force_tools):
+        notes.drop(notes.option_at("tool_choice"), "tool_choice", "no tool can be forced here", choice)
+    elif choice is not None:
         kind = choice.get("kind", "function")
         by_name = {"type": kind, kind: {"name": choice.get("name")}}
         out["tool_choice"] = by_name if choice["mode"] == "tool" else choice["mode"]
@@ -699,16 +657,12 @@ def read_answer(document: Json, flavour: Flavour) -> ir.Answer:
         return failed
     found = pop_list(rest, "choices")
     candidates = tuple(_read_choice(choice, place, calls, flavour) for place, choice in enumerate(found))
-    if rest.get("object") == "chat.completion":
-        del rest["object"]
     return answer_of(flavour.name, rest, candidates, flavour.usage, created="created")
 
 
 def _read_choice(choice: Json, place: int, calls: Calls, flavour: Flavour) -> ir.Candidate:
     at = f"/choices/{place}"
     rest = members_of(choice, at)
-    if type(rest.get("index")) is int and rest["index"] == place:
-        del rest["index"]
     body = pop(rest, "message", dict) or {}
     message = read_message({"role": "assistant", **body}, f"{at}/message", calls, flavour)
     raw = pop(rest, "finish_reason")
@@ -720,34 +674,29 @@ def _read_choice(choice: Json, place: int, calls: Calls, flavour: Flavour) -> ir
 
 def write_answer(answer: ir.Answer, notes: LossLedger, flavour: Flavour) -> dict[str, Any]:
     """Write a response."""
-    if answer.error is not None and not answer.candidates:
-        return write_error(answer, notes, ERROR, {})
-    home = notes.is_home
-    created = answer.created if home or answer.created is None else int(answer.created)
+    created = answer.created if notes.is_home or answer.created is None else int(answer.created)
     out = without_none({"id": answer.id, "model": answer.model, "created": created})
     out["choices"] = [_write_choice(one, place, flavour, notes) for place, one in enumerate(answer.candidates)]
     if answer.usage is not None:
-        out["usage"] = own(flavour.usage.write(answer.usage, notes), answer.usage, flavour, notes)
-    own(out, answer, flavour, notes)
-    out.setdefault("object", "chat.completion")
-    return out if home else {"id": "chatcmpl-translated", "created": 0, "model": "unknown", **without_none(out)}
+        out["usage"] = own(flavour.usage.write(answer.usage, notes), answer.usage, notes)
+    own(out, answer, notes)
+    out["object"] = "chat.completion"
+    return (
+        out if notes.is_home else {"id": "chatcmpl-translated", "created": 0, "model": "unknown", **without_none(out)}
+    )
 
 
 def _write_choice(candidate: ir.Candidate, place: int, flavour: Flavour, notes: LossLedger) -> Json:
     source = candidate.message
-    message: dict[str, Any] = {} if source.name is None else {"name": source.name}
+    message: dict[str, Any] = {"role": "assistant", **({} if source.name is None else {"name": source.name})}
     write_assistant(source, message, flavour, notes)
-    own(message, source, flavour, notes)
-    native = source.native_role if notes.is_home else None
-    message.setdefault("role", native if native is not None else "assistant")
-    choice: dict[str, Any] = {"message": message, "index": place}
+    choice: dict[str, Any] = {"message": own(message, source, notes), "index": place}
     raw = candidate.stop_raw
     is_whole = notes.source in SISTERS and not has_cut_call(source.parts)
     is_own = is_whole and raw in OWN_STOPS and ENDINGS.read(raw, source.parts) == candidate.stop
-    word = raw if is_own else ENDINGS.write(candidate, notes)
-    if word is not None:
+    if (word := raw if is_own else ENDINGS.write(candidate, notes)) is not None:
         choice["finish_reason"] = word
-    own(choice, candidate, flavour, notes)
+    own(choice, candidate, notes)
     if not notes.is_home:
         _keep_valid(choice, candidate, notes)
     return choice
@@ -1001,8 +950,10 @@ class StreamWriter(BlockWriter):
     def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
         if isinstance(part, ir.Thinking):
             field = self.opened[key] = self.flavour.thinking_answer
-            if self.once("thinking"):
-                self.ledger.degrade(part.at, "thinking", f"thinking stands in {field}")
+            if self.flavour.thinking_request is None and self.once("thinking"):
+                self.ledger.degrade(
+                    part.at, "thinking", f"thinking stands in {field}, which is the word of other vendors"
+                )
         elif isinstance(part, ir.Text | ir.Refusal):
             self.opened[key] = "content" if isinstance(part, ir.Text) else "refusal"
         elif isinstance(part, ir.ToolUse):
@@ -1056,5 +1007,6 @@ def dialect_of(
         read_request=partial(read_request, flavour=flavour), write_request=partial(write_request, flavour=flavour),
         read_answer=partial(read_answer, flavour=flavour), write_answer=partial(write_answer, flavour=flavour),
         read_stream=partial(reader, flavour=flavour), write_stream=partial(StreamWriter, flavour=flavour),
-        usage=flavour.usage, endings=ENDINGS, error=ERROR, limits=LIMITS,
+        usage=flavour.usage, endings=ENDINGS, error=ERROR, limits=LIMITS, normal=normal,
+        aliases={"max_tokens": "max_completion_tokens"},
     )  # fmt: skip

@@ -6,6 +6,7 @@ block after the other, each with a start and an end.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -19,27 +20,32 @@ from backplane.dialects.common import (
     Counters,
     LossLedger,
     OptionsRead,
-    added,
     answer_of,
     conversation_of,
     ext_of,
+    head_of,
     kind_of,
     members_of,
+    merged,
     parse_json,
     pop,
     pop_inner,
     pop_list,
     put_back,
     read_content,
-    take_cache,
+    read_part,
+    server_tool,
+    tool_of,
     without_none,
     write_content,
     write_options,
+    write_part,
+    write_parts,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, failure, whole_events
-from backplane.dialects.vendor import Dialect, outside, read_error, type_name, write_error
+from backplane.dialects.vendor import Dialect, outside, read_error, type_name
 
 NAME: Final = "claude"
 
@@ -77,7 +83,7 @@ ENDINGS: Final = Endings(STOPS, STOP_WORDS)
 
 LIMITS: Final = ServerLimits(
     call_id=Spelling("[a-zA-Z0-9_-]"), tool_name=Spelling("[a-zA-Z0-9_-]", 128), takes_empty_text=False,
-    takes_refusals=False, takes_text_documents=True, takes_objects=True, needs_user=True,
+    takes_refusals=False, ends_refused=True, takes_text_documents=True, takes_objects=True, needs_user=True,
 )  # fmt: skip
 """docs.anthropic.com, messages: patterns of ids and names, texts must not be empty; read 2026-11."""
 
@@ -112,50 +118,39 @@ ERROR: Final[dict[str, Json]] = {"type": "api_error"}
 ERROR_HEAD: Final[dict[str, Json]] = {"type": "error"}
 
 
-# Blocks, read ---------------------------------------------------------------------------------------------------------
+# Blocks ---------------------------------------------------------------------------------------------------------------
 
 
 def read_block(value: Json, at: str) -> ir.Part:
-    """Read a block; a block of an unknown kind or without a required member stays native."""
-    kind = kind_of(value)
-    if type(value) is not dict or kind is None:
-        return ir.Opaque(dialect=NAME, label=str(kind), payload=value, at=at)
-    rest = value.copy()
-    del rest["type"]
-    cache = take_cache(rest)
+    """Read a block; a tool that the vendor runs, and what it gave, stay native."""
+    part = read_part(NAME, value, at, _read_block)
+    if isinstance(part, ir.Opaque) and part.label.endswith(("tool_use", "tool_result")):
+        return ir.ServerTool(dialect=NAME, name=str(value.get("name") or part.label), payload=value, at=at)
+    if isinstance(part, ir.Opaque) and part.label == "container_upload":
+        return msgspec.structs.replace(part, bound=True)
+    return part
+
+
+def _read_block(kind: str, rest: dict[str, Any], at: str) -> ir.Part | None:
     match kind:
         case "text" if (text := pop(rest, "text")) is not None:
-            cited = _read_citations(rest, at)
-            return ir.Text(text=text, citations=cited, cache=cache, at=at, ext=ext_of(NAME, rest))
+            return ir.Text(text=text, citations=_read_citations(rest, at))
         case "thinking" if (text := pop(rest, "thinking")) is not None:
-            proof = pop(rest, "signature")
-            return ir.Thinking(text=text, signature=proof, cache=cache, at=at, ext=ext_of(NAME, rest))
+            return ir.Thinking(text=text, signature=pop(rest, "signature"))
         case "redacted_thinking" if (data := pop(rest, "data")) is not None:
-            return ir.Thinking(text="", redacted=data, cache=cache, at=at, ext=ext_of(NAME, rest))
+            return ir.Thinking(text="", redacted=data)
         case "tool_use" if type(rest.get("id")) is str and type(rest.get("name")) is str and "input" in rest:
-            call_id, name, given = rest.pop("id"), rest.pop("name"), rest.pop("input")
-            return ir.ToolUse(id=call_id, name=name, input=given, cache=cache, at=at, ext=ext_of(NAME, rest))
+            return ir.ToolUse(id=rest.pop("id"), name=rest.pop("name"), input=rest.pop("input"))
         case "tool_result" if (call_id := pop(rest, "tool_use_id")) is not None:
-            content, flat = read_content(rest, "content", at, read_block)
-            is_error = pop(rest, "is_error", bool)
-            return ir.ToolOutput(
-                id=call_id, content=content, flat=flat, is_error=is_error, cache=cache, at=at, ext=ext_of(NAME, rest)
-            )
-        case "image" | "document" | "search_result" if (found := _read_source(kind, rest)) is not None:
-            title = pop(rest, "title") if kind != "image" else None
-            if kind == "search_result":
-                rest["type"] = kind
-            return ir.Media(
-                kind="image" if kind == "image" else "document",
-                title=title,
-                cache=cache,
-                at=at,
-                ext=ext_of(NAME, rest),
-                **found,
-            )
-    if kind.endswith(("tool_use", "tool_result")):
-        return ir.ServerTool(dialect=NAME, name=str(value.get("name") or kind), payload=value, at=at)
-    return ir.Opaque(dialect=NAME, label=kind, payload=value, at=at, bound=kind == "container_upload")
+            content = read_content(rest, "content", at, read_block)
+            return ir.ToolOutput(id=call_id, content=content, is_error=pop(rest, "is_error", bool))
+        case "image" | "document" if (found := _read_source(rest)) is not None:
+            title = pop(rest, "title") if kind == "document" else None
+            return ir.Media(kind="image" if kind == "image" else "document", title=title, **found)
+        case "search_result" if (text := _joined_texts(rest.get("content"))) is not None:
+            rest["type"] = kind  # All members stay native, so that it can be written again.
+            return ir.Media(kind="document", title=pop(rest, "title"), text=text, media_type="text/plain")
+    return None
 
 
 def _read_citations(rest: dict[str, Any], at: str) -> tuple[ir.Citation, ...]:
@@ -173,18 +168,17 @@ def read_citation(value: dict[str, Any], at: str) -> ir.Citation:
     return ir.Citation(kind=kind or "", url=url, title=title, quote=quote, at=at, ext=ext_of(NAME, rest))
 
 
-def _read_source(kind: str, rest: dict[str, Any]) -> dict[str, Any] | None:
+def _read_source(rest: dict[str, Any]) -> dict[str, Any] | None:
     """Remove and return the source of an image or document as fields; None if its kind is unknown."""
     source = pop_inner(rest, "source")
-    blocks = rest.get("content") if kind == "search_result" else source.get("content")
-    form = pop(source, "type")
-    if (form == "content" or kind == "search_result") and (text := _joined_texts(blocks)) is not None:
+    form = str(source.get("type"))
+    if form == "content" and (text := _joined_texts(source.get("content"))) is not None:
         return {"text": text, "media_type": "text/plain"}  # The blocks stay native, so that they can be written again.
-    if kind != "search_result" and form in SOURCES and type(source.get(SOURCES[form][0])) is str:
-        member, field = SOURCES[form]
-        found = {field: source.pop(member), "media_type": pop(source, "media_type")}
-    else:
+    member, field = SOURCES.get(form, ("", ""))
+    if type(source.get(member)) is not str:
         return None
+    del source["type"]
+    found = {field: source.pop(member), "media_type": pop(source, "media_type")}
     put_back(rest, "source", source)
     return found
 
@@ -198,32 +192,31 @@ def _joined_texts(blocks: Json) -> str | None:
     return "\n\n".join(one["text"] for one in blocks)
 
 
-# Blocks, written ------------------------------------------------------------------------------------------------------
-
-
 def write_block(part: ir.Part, notes: LossLedger) -> Json:
     """Write a block; if the vendor has no such block, note a loss and return None."""
+    return write_part(part, notes, _write_block)
+
+
+def _write_block(part: ir.Part, notes: LossLedger) -> dict[str, Any] | None:
     home = notes.is_home
     out: dict[str, Any]
     match part:
-        case ir.Opaque() | ir.ServerTool() if part.dialect == NAME:
-            return part.payload
         case ir.Text():
-            out = {"type": "text", "text": part.text}
-            if cited := [_write_citation(one, home) for one in part.citations if home or NAME in one.ext]:
-                out["citations"] = cited
+            cited = [_write_citation(one) for one in part.citations if home or NAME in one.ext]
+            out = {"type": "text", "text": part.text, "citations": cited or None}
         case ir.Thinking() if home and part.redacted is not None:
             out = {"type": "redacted_thinking", "data": part.redacted}
-        case ir.Thinking() if home or (notes.is_answer and part.redacted is None):
+        case ir.Thinking() if home:
             out = {"type": "thinking", "thinking": part.text, "signature": part.signature}
-            if not home:
-                reason = "thinking without this vendor's signature; it takes it back only as text"
-                notes.degrade(part.at, "thinking", reason)
-                out["signature"] = ""
+        case ir.Thinking() if notes.is_answer and part.redacted is None:
+            notes.degrade(
+                part.at, "thinking", "thinking without this vendor's signature; it takes it back only as text"
+            )
+            out = {"type": "thinking", "thinking": part.text, "signature": ""}
         case ir.ToolUse():
             out = {"type": "tool_use", "id": part.id, "name": part.name, "input": part.input}
         case ir.ToolOutput():
-            content = write_said(part.content, part.flat, notes) if part.content or part.flat is not None else None
+            content = write_said(part.content, notes) if part.content else None
             out = {"type": "tool_result", "tool_use_id": part.id, "is_error": part.is_error, "content": content}
         case ir.Media() if home and _is_in_blocks(part):
             out = {"type": part.ext[NAME].get("type", "document"), "title": part.title}
@@ -231,12 +224,11 @@ def write_block(part: ir.Part, notes: LossLedger) -> Json:
             title = part.title if part.title is not None or home else part.name
             out = {"type": part.kind, "source": source, "title": title if part.kind == "document" else None}
         case _:
-            notes.lose_part(part)
             return None
     out = {name: value for name, value in out.items() if value is not None or name == "input"}
     if part.cache is not None:
         out["cache_control"] = _write_cache(part.cache, home)
-    return added(out, part, NAME) if home else out
+    return out
 
 
 def _is_in_blocks(part: ir.Media) -> bool:
@@ -251,9 +243,9 @@ def _write_cache(cache: dict[str, Any], home: bool) -> dict[str, Any]:
     return {"type": "ephemeral", **(cache if home or cache.get("ttl") in (None, "5m", "1h") else {})}
 
 
-def _write_citation(one: ir.Citation, home: bool) -> Json:
+def _write_citation(one: ir.Citation) -> Json:
     out = without_none({"type": one.kind or None, "url": one.url, "title": one.title, "cited_text": one.quote})
-    return added(out, one, NAME)
+    return merged(out, one.ext.get(NAME, {}))
 
 
 def _write_source(part: ir.Media, notes: LossLedger) -> Json:
@@ -273,9 +265,9 @@ def _write_source(part: ir.Media, notes: LossLedger) -> Json:
     return without_none({"type": form, member: getattr(part, field), "media_type": media_type})
 
 
-def write_said(parts: tuple[ir.Part, ...], flat: bool | None, notes: LossLedger) -> Json:
+def write_said(parts: Iterable[ir.Part], notes: LossLedger) -> Json:
     """Write a content: one text if it is a single text block, else a list of blocks."""
-    return write_content(parts, flat, partial(write_block, notes=notes), NAME)
+    return write_content(parts, partial(write_block, notes=notes))
 
 
 # Requests -------------------------------------------------------------------------------------------------------------
@@ -285,9 +277,8 @@ def read_request(document: Json) -> ir.Conversation:
     """Read a request."""
     rest = members_of(document)
     messages = [_read_message(one, f"/messages/{place}") for place, one in enumerate(pop_list(rest, "messages"))]
-    parts, flat = read_content(rest, "system", "", read_block)
-    if flat is not None:
-        messages.insert(0, ir.Message(role="system", parts=parts, flat=flat, at="/system"))
+    if parts := read_content(rest, "system", "", read_block):
+        messages.insert(0, ir.Message(role="system", parts=parts, at="/system"))
     options = OptionsRead(rest, SAME, NAMES)
     _read_options(rest, options)
     return conversation_of(NAME, rest, messages, options, lambda tool, at: [read_tool(tool, at)])
@@ -295,26 +286,15 @@ def read_request(document: Json) -> ir.Conversation:
 
 def _read_message(value: Json, at: str) -> ir.Message:
     rest = members_of(value, at)
-    native = pop(rest, "role")
-    parts, flat = read_content(rest, "content", at, read_block)
-    return ir.Message(
-        role=ROLES.get(native or "", "user"), parts=parts, native_role=native, flat=flat, at=at, ext=ext_of(NAME, rest)
-    )
+    role = ROLES.get(pop(rest, "role") or "", "user")
+    return ir.Message(role=role, parts=read_content(rest, "content", at, read_block), at=at, ext=ext_of(NAME, rest))
 
 
 def read_tool(value: Json, at: str) -> ir.ToolSpec:
     """Read a tool definition; a tool that is no function is run by the vendor."""
     rest = value.copy() if type(value) is dict else {}
-    name = pop(rest, "name")
-    kind = rest.get("type")
-    if name is None or kind not in (None, "custom"):
-        said = value.get("name") or kind if type(value) is dict else None
-        return ir.ToolSpec(name=str(said or "unreadable"), kind="server", payload=value, at=at)
-    cache, text, strict = take_cache(rest), pop(rest, "description"), pop(rest, "strict", bool)
-    schema = pop(rest, "input_schema", dict)
-    return ir.ToolSpec(
-        name=name, description=text, schema=schema, strict=strict, cache=cache, at=at, ext=ext_of(NAME, rest)
-    )
+    is_function = rest.get("type") in (None, "custom")
+    return (tool_of(NAME, rest, at, schema="input_schema") if is_function else None) or server_tool(value, at)
 
 
 def _read_options(rest: dict[str, Any], options: OptionsRead) -> None:
@@ -351,51 +331,42 @@ def _read_options(rest: dict[str, Any], options: OptionsRead) -> None:
 
 def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str, Any]:
     """Write a request."""
-    out: dict[str, Any] = {} if conversation.model is None else {"model": conversation.model}
-    system, others = outside(conversation.messages, notes, lambda message: message.native_role == "system")
+    out = head_of(conversation, notes)
+    system, others = outside(conversation.messages, notes, lambda message: message.at.startswith("/messages/"))
     if system is not None:
-        out["system"] = write_said(system.parts, system.flat, notes)
+        out["system"] = write_said(system.parts, notes)
     written = [_write_message(message, notes) for message in others]
     out["messages"] = [message for message in written if message is not None]
     if conversation.tools:
         out["tools"] = [write_tool(tool, notes) for tool in conversation.tools]
     _write_options(conversation, out, notes)
     if notes.is_home:
-        return added(out, conversation, NAME)
-    out.setdefault("model", "unknown")
+        return notes.own(out, conversation)
     out.setdefault("max_tokens", MAX_TOKENS_MADE)
     _fit_thinking(out, conversation, notes)
     return out
 
 
 def _write_message(message: ir.Message, notes: LossLedger) -> Json:
-    native, home = message.native_role, notes.is_home
-    role: str = "user" if message.role == "tool" else message.role
-    if home and native is not None and ROLES.get(native, "user") == message.role:
-        role = native
-    out: dict[str, Any] = {"role": role, "content": write_said(message.parts, message.flat, notes)}
-    if home:
-        return added(out, message, NAME)
-    if out["content"] == []:
+    role = "user" if message.role == "tool" else message.role
+    out: dict[str, Any] = {"role": role, "content": write_said(message.parts, notes)}
+    if out["content"] == [] and not notes.is_home:
         notes.drop(message.at, "part", "a message without content is refused here")
         return None
-    return out
+    return notes.own(out, message)
 
 
 def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
     """Write a tool definition."""
-    home = notes.is_home
     if tool.kind == "server":
         return tool.payload
     schema = tool.schema
-    if schema is None and not home:
+    if schema is None and not notes.is_home:
         notes.synthesise(tool.at, "required", "a tool has a schema here")
         schema = {"type": "object", "properties": {}}
-    out = without_none({
-        "name": tool.name, "description": tool.description, "input_schema": schema, "strict": tool.strict,
-        "cache_control": None if tool.cache is None else _write_cache(tool.cache, home),
-    })  # fmt: skip
-    return added(out, tool, NAME) if home else out
+    cache = None if tool.cache is None else _write_cache(tool.cache, notes.is_home)
+    body = {"name": tool.name, "description": tool.description, "input_schema": schema, "strict": tool.strict}
+    return notes.own(without_none({**body, "cache_control": cache}), tool)
 
 
 def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: LossLedger) -> None:
@@ -484,12 +455,9 @@ def read_answer(document: Json) -> ir.Answer:
     if (failed := read_error(document, rest, "content", NAME)) is not None:
         return failed
     parts = tuple(read_block(block, f"/content/{place}") for place, block in enumerate(pop_list(rest, "content")))
-    for name, word in (("type", "message"), ("role", "assistant")):
-        if rest.get(name) == word:
-            del rest[name]
     raw, sequence = pop(rest, "stop_reason"), pop(rest, "stop_sequence")
     candidate = ir.Candidate(
-        message=ir.Message(role="assistant", parts=parts, flat=False), stop=ENDINGS.read(raw, parts), stop_raw=raw,
+        message=ir.Message(role="assistant", parts=parts), stop=ENDINGS.read(raw, parts), stop_raw=raw,
         stop_sequence=sequence, stop_at="/stop_reason",
     )  # fmt: skip
     return answer_of(NAME, rest, (candidate,), USAGE)
@@ -497,33 +465,24 @@ def read_answer(document: Json) -> ir.Answer:
 
 def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
     """Write a response."""
-    if answer.error is not None and not answer.candidates:
-        return write_error(answer, notes, ERROR, ERROR_HEAD)
     out = without_none({"id": answer.id, "model": answer.model})
-    out["content"] = []
+    out |= {"type": "message", "role": "assistant", "content": [], "stop_sequence": None}
     for candidate in answer.candidates[:1]:
         parts = candidate.message.parts
         if not notes.is_home:  # Clients send the answer back, and the server refuses empty texts.
             parts = tuple(part for part in parts if not (isinstance(part, ir.Text) and not part.text))
-        out["content"] = write_said(parts, False, notes)
-        if (word := ENDINGS.write(candidate, notes)) is not None:
-            out["stop_reason"] = word
-        if candidate.stop_sequence is not None or not notes.is_home:
-            out["stop_sequence"] = candidate.stop_sequence
-        if notes.is_home:
-            added(added(out, candidate.message, NAME), candidate, NAME)
-    for lost in answer.candidates[1:]:
-        notes.drop(lost.at, "candidates", "the target gives one answer")
+        out["content"] = write_parts(parts, partial(write_block, notes=notes))
+        out["stop_reason"] = ENDINGS.write(candidate, notes)
+        out["stop_sequence"] = candidate.stop_sequence
+        notes.own(notes.own(out, candidate.message), candidate)
+    notes.lose_candidates(answer)
     if answer.usage is not None:
         out["usage"] = USAGE.write(answer.usage, notes)
     if notes.is_home:
-        added(out, answer, NAME)
-    out = {**out, "type": out.get("type", "message"), "role": out.get("role", "assistant")}
-    if notes.is_home:
-        return out
+        return notes.own(out, answer)
     made = {"id": "msg_translated", "model": "unknown", "stop_reason": STOP_WORDS[None],
             "usage": {"input_tokens": 0, "output_tokens": 0}}  # fmt: skip
-    return {**made, **without_none(out), "stop_sequence": out.get("stop_sequence")}
+    return {**made, **without_none(out), "stop_sequence": out["stop_sequence"]}
 
 
 # Streams --------------------------------------------------------------------------------------------------------------

@@ -17,21 +17,28 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.contract.capability import EMULATED, NATIVE, UNSUPPORTED, Manifest
 from backplane.dialects import ir
-from backplane.dialects.chat import ERROR, audio_type, read_choice_of_tool, read_form, write_form
+from backplane.dialects.chat import (
+    ERROR,
+    read_audio,
+    read_choice_of_tool,
+    read_citation,
+    read_form,
+    read_given,
+    write_form,
+)
 from backplane.dialects.chat import KNOWN as CHAT_KNOWN
 from backplane.dialects.common import (
     NUMBER,
-    UNSAID,
     Counters,
     LossLedger,
     OptionsRead,
-    added,
     answer_of,
     arguments_text,
     by_address,
     conversation_of,
     effort_word,
     ext_of,
+    head_of,
     item_of,
     kind_of,
     media_url,
@@ -41,18 +48,22 @@ from backplane.dialects.common import (
     pop_inner,
     pop_list,
     put_back,
-    read_arguments,
     read_content,
     read_file,
+    read_part,
     read_url,
+    server_tool,
+    tool_of,
     without_none,
     write_content,
     write_options,
+    write_part,
+    write_parts,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure, text_of
-from backplane.dialects.vendor import Dialect, read_error, type_name, write_error
+from backplane.dialects.vendor import Dialect, read_error, type_name
 
 NAME: Final = "codex"
 
@@ -126,60 +137,38 @@ KNOWN: Final = {**CHAT_KNOWN, "service_tier": frozenset({"auto", "default", "fle
 
 
 def read_block(value: Json, at: str) -> ir.Part:
-    """Read a block of a content list; a block of an unknown kind or without a required member stays native."""
-    rest = value.copy() if type(value) is dict else {}
-    kind = pop(rest, "type")
-    part = None if kind is None else _read_block(kind, rest, at)
-    if part is None:
-        return ir.Opaque(dialect=NAME, label=str(kind), payload=value, at=at)
-    return msgspec.structs.replace(part, at=at, ext=ext_of(NAME, rest))
+    """Read a block of a content list."""
+    return read_part(NAME, value, at, _read_block)
 
 
 def _read_block(kind: str, rest: dict[str, Any], at: str) -> ir.Part | None:
-    """Read a block by its kind; the members that are read are removed from `rest`."""
     if kind in TEXTS and (text := pop(rest, "text")) is not None:
-        if kind != ("output_text" if "annotations" in rest else "input_text"):
-            rest["type"] = kind
         found = rest.get("annotations")
         if type(found) is not list or not found or not all(type(one) is dict for one in found):
             return ir.Text(text=text)
         del rest["annotations"]
-        cited = (read_citation(one, f"{at}/annotations/{place}") for place, one in enumerate(found))
+        cited = (read_citation(one, f"{at}/annotations/{place}", NAME) for place, one in enumerate(found))
         return ir.Text(text=text, citations=tuple(cited))
     if kind == "refusal" and (text := pop(rest, "refusal")) is not None:
         return ir.Refusal(text=text)
     if kind == "input_audio":
         body = pop_inner(rest, kind)
-        if type(body.get("data")) is not str or type(body.get("format")) is not str:
-            return None
-        data, form = body.pop("data"), body.pop("format")
+        media = read_audio(body)
         put_back(rest, kind, body)
-        return ir.Media(kind="audio", data=data, media_type=audio_type(form))
-    members = {"input_image": ("image_url",), "input_file": ("file_data", "file_url")}.get(kind)
-    if members is None:
-        return None
-    found = {name: rest[name] for name in (*members, "file_id") if type(rest.get(name)) is str}
+        return media
+    members = {"input_image": ("image_url", "file_id"), "input_file": ("file_data", "file_url", "file_id")}.get(
+        kind, ()
+    )
+    found = {name: rest[name] for name in members if type(rest.get(name)) is str}
     if len(found) != 1:
         return None
     ((member, word),) = found.items()
+    del rest[member]
     fields = {"file_id": {"file_id": word}, "file_url": {"url": word}}.get(member)
     fields = fields or (read_url(word) if kind == "input_image" else read_file(word))
-    if member != "file_data" or "url" not in fields:  # else it stays native, so that it can be written again
-        del rest[member]
     if kind == "input_image":
         return ir.Media(kind="image", detail=pop(rest, "detail"), **fields)
     return ir.Media(kind="document", name=pop(rest, "filename"), **fields)
-
-
-def read_citation(value: dict[str, Any], at: str) -> ir.Citation:
-    """Read one annotation of a text."""
-    rest = value.copy()
-    kind, url, title = (pop(rest, name) for name in ("type", "url", "title"))
-    start, end = pop(rest, "start_index", int), pop(rest, "end_index", int)
-    return ir.Citation(
-        kind="url" if kind == "url_citation" else kind or "", url=url, title=title, start=start, end=end, at=at,
-        ext=ext_of(NAME, rest),
-    )  # fmt: skip
 
 
 def write_block(part: ir.Part, notes: LossLedger, text: str = "input_text") -> Json:
@@ -188,25 +177,22 @@ def write_block(part: ir.Part, notes: LossLedger, text: str = "input_text") -> J
     Args:
         text: kind of a text block: `output_text` for text of the model, else `input_text`.
     """
-    home = notes.is_home
-    out: dict[str, Any] | None = None
+    out = write_part(part, notes, partial(_write_block, text=text))
+    if type(out) is dict and ".." in out:  # the item's own members
+        del out[".."]
+    return out
+
+
+def _write_block(part: ir.Part, notes: LossLedger, text: str) -> dict[str, Any] | None:
     match part:
-        case ir.Opaque() | ir.ServerTool() if part.dialect == NAME:
-            return part.payload
         case ir.Text():
-            kind = part.ext.get(NAME, {}).get("type", text) if home else text
-            out = {"type": kind, "text": part.text}
-            if cited := write_citations(part, notes):
-                out["annotations"] = cited
+            cited = write_citations(part, notes)
+            return {"type": text, "text": part.text, **({"annotations": cited} if cited else {})}
         case ir.Refusal():
-            out = {"type": "refusal", "refusal": part.text}
-        case ir.Media() if home or text == "input_text":
-            out = _write_media(part, notes)
-    if out is None:
-        notes.lose_part(part)
-        return None
-    mine = part.ext.get(NAME, {}) if home else {}
-    return merged(out, {name: value for name, value in mine.items() if name != ".."})  # `..` has the item's own members
+            return {"type": "refusal", "refusal": part.text}
+        case ir.Media() if notes.is_home or text == "input_text":
+            return _write_media(part, notes)
+    return None
 
 
 def write_citations(part: ir.Text, notes: LossLedger) -> list[Json]:
@@ -217,7 +203,7 @@ def write_citations(part: ir.Text, notes: LossLedger) -> list[Json]:
         if one is not None:
             kind = "url_citation" if one.kind == "url" or not notes.is_home else one.kind or None
             body = {"type": kind, "url": one.url, "title": one.title, "start_index": one.start, "end_index": one.end}
-            out.append(added(without_none(body), found, NAME) if notes.is_home else without_none(body))
+            out.append(notes.own(without_none(body), found))
     return out
 
 
@@ -231,18 +217,17 @@ def _write_media(part: ir.Media, notes: LossLedger) -> dict[str, Any] | None:
     if part.kind == "document" and (url is not None or file_id is not None):
         data = part.data if home and part.media_type is None else url if part.data is not None else None
         name = part.name if part.name is not None else part.title
-        address = None if home and part.ext.get(NAME, {}).get("file_data") == part.url else part.url
-        body = {"file_data": data, "file_url": address, "file_id": file_id if url is None else None, "filename": name}
-        return without_none({"type": "input_file", **body})
+        ids = {"file_id": file_id if url is None else None, "filename": name}
+        return without_none({"type": "input_file", "file_data": data, "file_url": part.url, **ids})
     if part.kind == "audio" and home and part.data is not None:
         form = (part.media_type or "").partition("/")[2]
         return {"type": "input_audio", "input_audio": {"data": part.data, "format": "mp3" if form == "mpeg" else form}}
     return None
 
 
-def write_said(parts: Iterable[ir.Part], flat: bool | None, notes: LossLedger, text: str = "input_text") -> Json:
+def write_said(parts: Iterable[ir.Part], notes: LossLedger) -> Json:
     """Write a content: one text if it is a single text block, else a list of blocks."""
-    return write_content(parts, flat, partial(write_block, notes=notes, text=text), NAME)
+    return write_content(parts, partial(write_block, notes=notes))
 
 
 # Items, read ----------------------------------------------------------------------------------------------------------
@@ -250,29 +235,18 @@ def write_said(parts: Iterable[ir.Part], flat: bool | None, notes: LossLedger, t
 
 def read_items(items: list[Json], base: str, *, is_answer: bool = False) -> list[ir.Message]:
     """Read a list of items into messages; adjacent items of the assistant become one message."""
-    turns: list[ir.Message | tuple[str, list[ir.Part], list[Json]]] = []
+    out: list[ir.Message] = []
+    is_open = False
     for place, item in enumerate(items):
         found = read_item(item, f"{base}/{place}", is_answer=is_answer)
         if isinstance(found, ir.Message):
-            turns.append(found)
-            continue
-        if not turns or isinstance(turns[-1], ir.Message):
-            turns.append((f"{base}/{place}", [], []))
-        turns[-1][1].extend(found)  # type: ignore[index]
-        turns[-1][2].append(item)  # type: ignore[index]
-    if is_answer and not turns:
-        turns.append((base, [], []))
-    return [
-        turn if isinstance(turn, ir.Message) else ir.Message(
-            role="assistant", parts=tuple(turn[1]), flat=_flat_of(turn[2]), at=turn[0])
-        for turn in turns
-    ]  # fmt: skip
-
-
-def _flat_of(items: list[Json]) -> bool | None:
-    """Return whether each message among the items is one text; None if there is no message."""
-    found = [type(item.get("content")) is str for item in items if type(item) is dict and "role" in item]
-    return all(found) if found else None
+            out.append(found)
+        elif is_open:
+            out[-1] = msgspec.structs.replace(out[-1], parts=(*out[-1].parts, *found))
+        else:
+            out.append(ir.Message(role="assistant", parts=tuple(found), at=f"{base}/{place}"))
+        is_open = not isinstance(found, ir.Message)
+    return out or ([ir.Message(role="assistant", parts=(), at=base)] if is_answer else [])
 
 
 def read_item(item: Json, at: str, *, is_answer: bool = False) -> ir.Message | list[ir.Part]:
@@ -280,24 +254,18 @@ def read_item(item: Json, at: str, *, is_answer: bool = False) -> ir.Message | l
     rest = item.copy() if type(item) is dict else {}
     kind = pop(rest, "type") if "type" in rest else "message" if rest else None
     if kind == "message" and type(rest.get("role")) is str:
-        if "type" not in item:
-            rest["type"] = UNSAID
         return _read_message(item, rest, at, is_answer=is_answer)
     call_id = rest.get("call_id")
     if kind in RESULTS and type(call_id) is str:
         del rest["call_id"]
-        content, flat = read_content(rest, "output", at, read_block)
-        result = ir.ToolOutput(
-            id=call_id, content=content, flat=flat, kind=RESULTS[kind], at=at, ext=ext_of(NAME, rest)
-        )
+        content = read_content(rest, "output", at, read_block)
+        result = ir.ToolOutput(id=call_id, content=content, kind=RESULTS[kind], at=at, ext=ext_of(NAME, rest))
         return ir.Message(role="tool", parts=(result,), at=at)
     if kind in CALLS and type(call_id) is str and type(rest.get("name")) is str:
         member, of = CALLS[kind]
         del rest["call_id"]
-        name, given = rest.pop("name"), pop(rest, member, *((str,) if of == "custom" else (str, dict)))
-        text = given if type(given) is str else None
-        read = (text or "") if of == "custom" else given if type(given) is dict else read_arguments(text or "")
-        return [ir.ToolUse(id=call_id, name=name, input=read, text=text, kind=of, at=at, ext=ext_of(NAME, rest))]
+        name, (text, given) = rest.pop("name"), read_given(rest, member, of)
+        return [ir.ToolUse(id=call_id, name=name, input=given, text=text, kind=of, at=at, ext=ext_of(NAME, rest))]
     if kind == "reasoning":
         proof, (text, field) = pop(rest, "encrypted_content"), _take_thoughts(rest)
         return [ir.Thinking(text=text, field=field, signature=proof, at=at, ext=ext_of(NAME, rest))]
@@ -306,35 +274,31 @@ def read_item(item: Json, at: str, *, is_answer: bool = False) -> ir.Message | l
     return [ir.Opaque(dialect=NAME, label=str(kind), payload=item, at=at, bound=kind in BOUND)]
 
 
+THOUGHTS: Final = {"summary": "summary_text", "content": "reasoning_text"}
+"""Member of a reasoning item → kind of its blocks."""
+
+
 def _take_thoughts(rest: dict[str, Any]) -> tuple[str, str | None]:
     """Remove the thinking from an item; return it with its member's name: the summary, or else the content."""
-    for key, name in (("summary", "summary_text"), ("content", "reasoning_text")):
-        texts = _bare_texts(rest.get(key), name)
-        if any(texts):
-            if len(texts) == 1:
-                del rest[key]  # Several parts stay native, so that they can be written again.
-            return "\n\n".join(texts), key
+    for key, kind in THOUGHTS.items():
+        found = rest.get(key)
+        if type(found) is list and found and all(
+            kind_of(one) == kind and one.keys() == {"type", "text"} and type(one["text"]) is str for one in found
+        ):  # fmt: skip
+            del rest[key]
+            return "\n\n".join(one["text"] for one in found), key
     return "", None
-
-
-def _bare_texts(value: Json, kind: str) -> list[str]:
-    """Return the texts of a list of text blocks; nothing if it has other blocks or members."""
-    if type(value) is not list or not all(
-        kind_of(one) == kind and one.keys() == {"type", "text"} and type(one["text"]) is str for one in value
-    ):
-        return []
-    return [one["text"] for one in value]
 
 
 def _read_message(item: Json, rest: dict[str, Any], at: str, *, is_answer: bool) -> ir.Message | list[ir.Part]:
     """Read a message item; the own members of an assistant's item are kept on its first part."""
     native = rest.pop("role")
     role = ROLES.get(native, "user")
-    parts, flat = read_content(rest, "content", at, read_block)
+    parts = read_content(rest, "content", at, read_block)
     if role != "assistant":
         if is_answer:
             return [ir.Opaque(dialect=NAME, label=f"item of {role}", payload=item, at=at)]
-        return ir.Message(role=role, parts=parts, native_role=native, flat=flat, at=at, ext=ext_of(NAME, rest))
+        return ir.Message(role=role, parts=parts, native_role=native, at=at, ext=ext_of(NAME, rest))
     if not parts:
         return [ir.Opaque(dialect=NAME, label="empty message", payload=item, at=at)]
     if rest:
@@ -348,48 +312,38 @@ def _read_message(item: Json, rest: dict[str, Any], at: str, *, is_answer: bool)
 
 def write_item(part: ir.Part, notes: LossLedger) -> Json:
     """Write a call, a result or thinking as an item; if the vendor has no such item, note a loss and return None."""
-    home, made = notes.is_home, notes.is_answer and not notes.is_home
+    return write_part(part, notes, _write_item)
+
+
+def _write_item(part: ir.Part, notes: LossLedger) -> dict[str, Any] | None:
+    made = notes.is_answer and not notes.is_home
     out: dict[str, Any]
     match part:
-        case ir.Opaque() | ir.ServerTool() if part.dialect == NAME:
-            return part.payload
         case ir.ToolUse():
             kind, member = ("function_call", "arguments") if part.kind == "function" else ("custom_tool_call", "input")
             out = {"type": kind, "call_id": part.id, "name": part.name, member: arguments_text(part)}
-            if made:
-                out |= {"id": f"fc_{_word(part)}", "status": "incomplete" if part.is_cut else "completed"}
+            own = {"id": f"fc_{_word(part)}", "status": "incomplete" if part.is_cut else "completed"}
+            return {**out, **own} if made else out
         case ir.ToolOutput():
             kind = "function_call_output" if part.kind == "function" else "custom_tool_call_output"
-            out = {"type": kind, "call_id": part.id}
-            if part.content or part.flat is not None or not home:
-                out["output"] = _write_output(part, notes)
-        case ir.Thinking() if part.redacted is None and (notes.is_answer or home):
-            out = {"type": "reasoning", **_write_thoughts(part, home)}
-            if made:
-                notes.degrade(part.at, "thinking", "thinking stands in a summary, without this vendor's proof")
-                out["id"] = f"rs_{_word(part)}"
-        case _:  # The vendor would look up thinking without its own proof in its store.
-            notes.lose_part(part)
-            return None
-    return added(out, part, NAME) if home else out
+            return {"type": kind, "call_id": part.id, "output": _write_output(part, notes)}
+        case ir.Thinking() if part.redacted is None and (notes.is_answer or notes.is_home):
+            key = part.field if notes.is_home and part.field == "content" else "summary"
+            said = [{"type": THOUGHTS[key], "text": part.text}] if part.text else []
+            out = {"type": "reasoning", "summary": [], key: said}
+            if notes.is_home:
+                return without_none({**out, "encrypted_content": part.signature})
+            notes.degrade(part.at, "thinking", "thinking stands in a summary, without this vendor's proof")
+            return {**out, "id": f"rs_{_word(part)}"}
+    return None  # The vendor would look up thinking without its own proof in its store.
 
 
 def _write_output(part: ir.ToolOutput, notes: LossLedger) -> Json:
-    is_text = len(part.content) <= 1 and all(isinstance(inner, ir.Text) for inner in part.content)
-    is_list = part.flat is False and (notes.is_home or not is_text)
-    if is_list or any(isinstance(inner, ir.Media) for inner in part.content):
-        return write_said(part.content, False, notes)
+    if notes.is_home or any(isinstance(inner, ir.Media) for inner in part.content):
+        return write_said(part.content, notes) or ""
+    if len(part.content) > 1 and all(isinstance(inner, ir.Text) for inner in part.content):
+        return write_said(part.content, notes)
     return notes.plain_text(part.content)
-
-
-def _write_thoughts(part: ir.Thinking, home: bool) -> dict[str, Any]:
-    key = part.field if home and part.field == "content" else "summary"
-    own = part.ext.get(NAME, {}) if home else {}
-    proof = {"encrypted_content": part.signature} if home and part.signature is not None else {}
-    if "\n\n".join(_bare_texts(own.get(key), "summary_text" if key == "summary" else "reasoning_text")) == part.text:
-        return proof if key in own else {**proof, key: []}
-    kind = "summary_text" if key == "summary" else "reasoning_text"
-    return {**proof, key: [{"type": kind, "text": part.text}] if part.text else []}
 
 
 def _word(part: ir.Part) -> str:
@@ -407,18 +361,14 @@ def write_items(messages: tuple[ir.Message, ...], notes: LossLedger) -> list[Jso
 
 
 def _write_message(message: ir.Message, notes: LossLedger) -> list[Json]:
-    home = notes.is_home
     out = [write_item(part, notes) for part in message.parts if isinstance(part, ir.ToolOutput)]
     others = [part for part in message.parts if not isinstance(part, ir.ToolOutput)]
     if out and not others:
         return out
     native, role = message.native_role, "user" if message.role == "tool" else message.role
-    is_own = native is not None and (ROLES.get(native) == message.role or (home and native not in ROLES))
-    content = write_said(others, message.flat, notes)
-    if content == [] and (message.flat is not False or not home):
-        content = "" if message.flat is not None or not home or not message.at else None
-    made: dict[str, Any] = {"type": "message", "role": native if is_own and not out else role, "content": content}
-    return [*out, added(without_none(made), message, NAME) if home else made]
+    is_own = native is not None and ROLES.get(native) == message.role and not out
+    made = {"type": "message", "role": native if is_own else role, "content": write_said(others, notes) or ""}
+    return [*out, notes.own(made, message)]
 
 
 def write_turn(message: ir.Message, notes: LossLedger) -> list[Json]:
@@ -430,31 +380,27 @@ def write_turn(message: ir.Message, notes: LossLedger) -> list[Json]:
             isinstance(part, ir.Opaque) and "/content/" in part.at
         )
         if said and not (is_said and (not notes.is_home or item_of(said[0].at) == item_of(part.at))):  # type: ignore[union-attr]
-            out += _write_said(said, message, notes)
+            out += _write_said(said, notes)
             said = []
         if is_said:
             said.append(part)  # type: ignore[arg-type]
         elif part is not None and (written := write_item(part, notes)) is not None:
             out.append(written)
-        elif part is not None and getattr(part, "dialect", "") == NAME:
-            out.append(None)
     return out
 
 
-def _write_said(parts: list[ir.Part], message: ir.Message, notes: LossLedger) -> list[Json]:
-    flat = False if notes.is_answer and not (notes.is_home and message.flat) else message.flat
-    content = write_said(parts, flat, notes, "output_text")
+def _write_said(parts: list[ir.Part], notes: LossLedger) -> list[Json]:
+    write = write_parts if notes.is_answer else write_content
+    content = write(parts, partial(write_block, notes=notes, text="output_text"))
     out: dict[str, Any] = {"type": "message", "role": "assistant", "content": content}
-    # A message read from this dialect keeps its members; any other gets all members that the vendor's type requires.
-    if type(content) is list and (not notes.is_home or message.flat is None):
-        out["content"] = [
-            {**block, "annotations": block.get("annotations", [])} if kind_of(block) == "output_text" else block
-            for block in content
-        ]
-        out |= {"id": f"msg_{_word(parts[0])}", "status": "completed"}
     if notes.is_home:
-        return [merged(out, parts[0].ext.get(NAME, {}).get("..", {}))]
-    return [out] if out["content"] or out["content"] == "" else []
+        merged(out, parts[0].ext.get(NAME, {}).get("..", {}))
+    if type(content) is list:  # the vendor's type of a list requires more members
+        for block in content:
+            if kind_of(block) == "output_text":
+                block.setdefault("annotations", [])
+        out = {"id": f"msg_{_word(parts[0])}", "status": "completed", **out}
+    return [out] if out["content"] else []
 
 
 # Requests -------------------------------------------------------------------------------------------------------------
@@ -467,13 +413,10 @@ def read_request(document: Json) -> ir.Conversation:
     roles: tuple[tuple[str, ir.Role], ...] = (("instructions", "system"), ("input", "user"))
     for name, role in roles:
         if (text := pop(rest, name)) is not None:
-            part = ir.Text(text=text, at=f"/{name}")
-            messages.append(ir.Message(role=role, parts=(part,), flat=True, at=f"/{name}"))
-    is_read = "/input" in (message.at for message in messages)
+            messages.append(ir.Message(role=role, parts=(ir.Text(text=text, at=f"/{name}"),), at=f"/{name}"))
+    is_read = any(message.at == "/input" for message in messages)
     if "input" in rest or not (is_read or STATE & rest.keys()):
         messages += read_items(pop_list(rest, "input"), "/input")
-    elif not is_read:
-        rest["input"] = UNSAID
     options = OptionsRead(rest, SAME, NAMES)
     _read_options(rest, options)
     return conversation_of(NAME, rest, messages, options, lambda tool, at: [read_tool(tool, at)])
@@ -482,21 +425,12 @@ def read_request(document: Json) -> ir.Conversation:
 def read_tool(value: Json, at: str) -> ir.ToolSpec:
     """Read a tool definition; a tool that is neither a function nor a free-text tool is run by the vendor."""
     rest = value.copy() if type(value) is dict else {}
-    kind: Any = pop(rest, "type")
-    name = pop(rest, "name") if kind in ("function", "custom") else None
-    if name is None:
-        said = next((word for word in (rest.get("name"), kind, *rest) if word), "unreadable")
-        return ir.ToolSpec(name=str(said), kind="server", payload=value, at=at)
-    text, strict = pop(rest, "description"), pop(rest, "strict", bool)
-    schema = pop(rest, "parameters", dict) if kind == "function" else None
-    return ir.ToolSpec(
-        name=name, description=text, schema=schema, strict=strict, kind=kind, at=at, ext=ext_of(NAME, rest)
-    )
+    kind = pop(rest, "type")
+    return (tool_of(NAME, rest, at, kind) if kind in ("function", "custom") else None) or server_tool(value, at)
 
 
 def _read_options(rest: dict[str, Any], options: OptionsRead) -> None:
     reasoning, text = pop_inner(rest, "reasoning"), pop_inner(rest, "text")
-
     options.add("reasoning_effort", pop(reasoning, "effort"), "/reasoning/effort")
     options.add("verbosity", pop(text, "verbosity"), "/text/verbosity")
     form = pop_inner(text, "format")
@@ -512,44 +446,34 @@ def _read_options(rest: dict[str, Any], options: OptionsRead) -> None:
 
 def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str, Any]:
     """Write a request."""
-    home = notes.is_home
-    out: dict[str, Any] = {} if conversation.model is None else {"model": conversation.model}
+    out = head_of(conversation, notes)
     messages = conversation.messages
     first = messages[0] if messages else None
-    native = (None,) if home else (None, "system")
-    if first is not None and first.role == "system" and first.name is None and first.native_role in native:
-        content = write_said(first.parts, first.flat, notes)
-        if type(content) is str:
+    if first is not None and first.role == "system" and first.name is None and first.native_role in (None, "system"):
+        content = write_said(first.parts, notes)
+        if type(content) is str and (first.native_role is None or not notes.is_home):
             out["instructions"] = content
             messages = messages[1:]
-    if home and len(messages) == 1 and messages[0].at == "/input" and messages[0].flat and len(messages[0].parts) == 1:
-        out["input"] = write_said(messages[0].parts, True, notes)
-    else:
-        out["input"] = write_items(messages, notes)
+    out["input"] = write_items(messages, notes)
     if conversation.tools:
         out["tools"] = [write_tool(tool, notes) for tool in conversation.tools]
     _write_options(conversation, out, notes)
-    if home:
-        return added(out, conversation, NAME)
-    out.setdefault("model", "unknown")
-    return out
+    return notes.own(out, conversation)
 
 
 def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
     """Write a tool definition."""
-    home = notes.is_home
     if tool.kind == "server":
         return tool.payload
     strict = tool.strict
-    if strict is None and tool.kind == "function" and not home:
+    if strict is None and tool.kind == "function" and not notes.is_home:
         # Without this member the vendor treats every schema as strict.
         notes.synthesise(tool.at, "required", "a tool says here that its schema is not strict")
         strict = False
-    body = {"name": tool.name, "description": tool.description, "strict": strict}
-    out = {"type": tool.kind, **without_none(body)}
-    if tool.kind == "function" and (tool.schema is not None or not home):
+    out = without_none({"type": tool.kind, "name": tool.name, "description": tool.description, "strict": strict})
+    if tool.kind == "function" and (tool.schema is not None or not notes.is_home):
         out["parameters"] = tool.schema
-    return added(out, tool, NAME) if home else out
+    return notes.own(out, tool)
 
 
 def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: LossLedger) -> None:
@@ -594,31 +518,22 @@ def read_answer(document: Json) -> ir.Answer:
         del rest["incomplete_details"]
         raw, stop_at = f"incomplete:{reason}", "/incomplete_details/reason"
     candidate = ir.Candidate(message=message, stop=ENDINGS.read(raw, message.parts), stop_raw=raw, stop_at=stop_at)
-    if rest.get("object") == "response":
-        del rest["object"]
     return answer_of(NAME, rest, (candidate,), USAGE, created="created_at")
 
 
 def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
     """Write a response."""
-    if answer.error is not None and not answer.candidates:
-        return write_error(answer, notes, ERROR, {})
     out = without_none({"id": answer.id, "model": answer.model, "created_at": answer.created})
-    out["output"] = []
+    out |= {"object": "response", "output": []}
     for candidate in answer.candidates[:1]:
         out["output"] = write_turn(candidate.message, notes)
         out |= status_of(ENDINGS.write(candidate, notes) or "")
-        if notes.is_home:
-            added(out, candidate, NAME)
-    for lost in answer.candidates[1:]:
-        notes.drop(lost.at, "candidates", "the target gives one answer")
+        notes.own(out, candidate)
+    notes.lose_candidates(answer)
     if answer.usage is not None:
         out["usage"] = USAGE.write(answer.usage, notes)
     if notes.is_home:
-        added(out, answer, NAME)
-    out.setdefault("object", "response")
-    if notes.is_home:
-        return out
+        return notes.own(out, answer)
     # The last three repeat the request, which is unknown here.
     made = {"id": "resp_translated", "created_at": 0, "model": "unknown", "parallel_tool_calls": True,
             "tool_choice": "auto", "tools": []}  # fmt: skip
@@ -807,7 +722,7 @@ class StreamReader(BlockReader):
         found = chunk.get("annotation")
         if key not in self.open or type(found) is not dict:
             return []
-        return [self.more(key, "", "citation", read_citation(found, "/annotations/0"))]
+        return [self.more(key, "", "citation", read_citation(found, "/annotations/0", NAME))]
 
     def _done(self, chunk: Json) -> list[ir.StreamEvent]:
         raw = chunk.get("item")

@@ -22,8 +22,6 @@ NUMBER: Final = (int, float)
 ANY: Final = (dict, list, str, int, float, bool)
 _UPPER: Final = re.compile(r"[A-Z]")
 _MISSING: Final = object()
-UNSAID: Final = msgspec.UNSET
-"""Marks in an extension slot a member that the reader or writer adds and the document did not have."""
 MADE_ID: Final = "call_made_"
 """Prefix of the ids that we make for calls without one; they are not written back to the same dialect."""
 
@@ -80,13 +78,18 @@ def snake(name: str) -> str:
     return _UPPER.sub(lambda match: "_" + match[0].lower(), name)
 
 
-def spelled_at(at: str, document: Json) -> str:
-    """Return a pointer with its names spelled as in the document, in snake_case or camelCase."""
+def spelled_at(at: str, document: Json, aliases: Mapping[str, str] = {}) -> str:
+    """Return a pointer with its names spelled as in the document: in snake_case, camelCase, or by another name.
+
+    Args:
+        aliases: name → its other name.
+    """
     out = ""
     for step in at.split("/")[1:]:
         if type(document) is dict:
             if step not in document:
-                step = next((name for name in document if snake(name) == snake(step)), step)
+                words = {snake(step), snake(aliases.get(step, step))}
+                step = next((name for name in document if snake(name) in words), step)
             document = document.get(step)
         elif type(document) is list and step.isdecimal() and int(step) < len(document):
             document = document[int(step)]
@@ -162,21 +165,10 @@ def ext_of(dialect: str, rest: dict[str, Any]) -> ir.Ext:
     return {dialect: rest} if rest else {}
 
 
-def added(out: dict[str, Any], node: ir.Node, dialect: str) -> dict[str, Any]:
-    """Add the members of a node's extension slot to `out`; members that `out` has already stay."""
-    return merged(out, node.ext[dialect]) if dialect in node.ext else out
-
-
 def merged(out: dict[str, Any], rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the members of an extension slot to `out`; members that `out` has already stay."""
+    """Add members to `out`, also inside of objects; members that `out` has already stay."""
     for name, value in rest.items():
-        if value is UNSAID and (not out.get(name) or type(out[name]) in (str, int)):
-            out.pop(name, None)
-        elif value is UNSAID:
-            continue
-        elif value is None and name in out and out[name] in ([], {}, ""):
-            out[name] = None
-        elif type(value) is dict and type(out.get(name)) is dict:
+        if type(value) is dict and type(out.get(name)) is dict:
             merged(out[name], value)
         else:
             out.setdefault(name, value)
@@ -188,15 +180,28 @@ def without_none(members: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in members.items() if value is not None}
 
 
-def read_content(
-    rest: dict[str, Any], name: str, at: str, read: Callable[[Json, str], ir.Part]
-) -> tuple[tuple[ir.Part, ...], bool | None]:
-    """Read a content that is one text or a list of blocks; return its blocks, and the value for `Message.flat`."""
+def read_content(rest: dict[str, Any], name: str, at: str, read: Callable[[Json, str], ir.Part]) -> tuple[ir.Part, ...]:
+    """Remove and read a content that is one text or a list of blocks."""
     if (text := pop(rest, name)) is not None:
-        return (ir.Text(text=text, at=f"{at}/{name}"),), True
-    if (blocks := pop(rest, name, list)) is not None:
-        return tuple(read(block, f"{at}/{name}/{place}") for place, block in enumerate(blocks)), False
-    return (), None
+        return (ir.Text(text=text, at=f"{at}/{name}"),)
+    return tuple(read(block, f"{at}/{name}/{place}") for place, block in enumerate(pop(rest, name, list) or ()))
+
+
+def read_part(
+    dialect: str, value: Json, at: str, read: Callable[[str, dict[str, Any], str], ir.Part | None]
+) -> ir.Part:
+    """Read a block; a block of an unknown kind or without a required member stays native.
+
+    Args:
+        read: reads a block by its kind, and removes the members that it reads.
+    """
+    rest = value.copy() if type(value) is dict else {}
+    kind = pop(rest, "type")
+    cache = take_cache(rest)
+    part = None if kind is None else read(kind, rest, at)
+    if part is None:
+        return ir.Opaque(dialect=dialect, label=str(kind), payload=value, at=at)
+    return msgspec.structs.replace(part, cache=cache, at=at, ext=ext_of(dialect, rest))
 
 
 class OptionsRead:
@@ -241,17 +246,61 @@ def conversation_of(
     )  # fmt: skip
 
 
-def write_blocks(parts: Iterable[ir.Part], write: Callable[[ir.Part], Json], dialect: str) -> list[Json]:
+def tool_of(
+    dialect: str, rest: dict[str, Any], at: str, kind: Any = "function", inner: str = "", schema: str = "parameters"
+) -> ir.ToolSpec | None:
+    """Read a tool that the caller runs; None if it has no name.
+
+    Args:
+        inner: member that contains the others; empty if they are in `rest` itself.
+        schema: member with the schema of its arguments.
+    """
+    body = pop_inner(rest, inner) if inner else rest
+    if (name := pop(body, "name")) is None:
+        return None
+    text, strict = pop(body, "description"), pop(body, "strict", bool)
+    found = pop(body, schema, dict) if kind == "function" else None
+    if inner:
+        put_back(rest, inner, body)
+    return ir.ToolSpec(
+        name=name, description=text, schema=found, strict=strict, kind=kind, cache=take_cache(rest), at=at,
+        ext=ext_of(dialect, rest),
+    )  # fmt: skip
+
+
+def server_tool(value: Json, at: str) -> ir.ToolSpec:
+    """Return a tool that the vendor runs, with its native definition; it is called by its name, or its kind."""
+    words = (value.get("name"), value.get("type"), *value) if type(value) is dict else ("unreadable",)
+    return ir.ToolSpec(name=str(next(filter(None, words), "empty")), kind="server", payload=value, at=at)
+
+
+def head_of(conversation: ir.Conversation, notes: LossLedger) -> dict[str, Any]:
+    """Return a request with its model only; a request from another dialect gets one if it has none."""
+    model = conversation.model if notes.is_home else conversation.model or "unknown"
+    return {} if model is None else {"model": model}
+
+
+def write_part(part: ir.Part, notes: LossLedger, write: Callable[[ir.Part, LossLedger], dict[str, Any] | None]) -> Json:
+    """Write a block with its own members; if `write` returns None, note that the target has no such block."""
+    if isinstance(part, ir.Opaque | ir.ServerTool) and part.dialect == notes.target:
+        return part.payload
+    out = write(part, notes)
+    if out is None:
+        notes.lose_part(part)
+        return None
+    return notes.own(out, part)
+
+
+def write_parts(parts: Iterable[ir.Part], write: Callable[[ir.Part], Json]) -> list[Json]:
     """Write blocks; those that the target does not have are omitted."""
-    made = ((part, write(part)) for part in parts)
-    return [block for part, block in made if block is not None or getattr(part, "dialect", "") == dialect]
+    return [block for part in parts if (block := write(part)) is not None]
 
 
-def write_content(parts: Iterable[ir.Part], flat: bool | None, write: Callable[[ir.Part], Json], dialect: str) -> Json:
-    """Write a content: one text if it is a single text block, else a list of blocks."""
-    made = write_blocks(parts, write, dialect)
+def write_content(parts: Iterable[ir.Part], write: Callable[[ir.Part], Json]) -> Json:
+    """Write a content: one text if it is a single text block without other members, else a list of blocks."""
+    made = write_parts(parts, write)
     is_bare = len(made) == 1 and type(made[0]) is dict and made[0].keys() == {"type", "text"}
-    return made[0]["text"] if is_bare and flat is not False else made
+    return made[0]["text"] if is_bare else made
 
 
 class Calls:
@@ -324,6 +373,10 @@ class LossLedger:
         self.named: set[str] = set()
         """Pointers of the losses."""
         self.refusals: list[tuple[str, ir.Loss]] = []
+
+    def own(self, out: dict[str, Any], node: ir.Node) -> dict[str, Any]:
+        """Add a node's own members to `out` if it was read from the target; members that `out` has stay."""
+        return merged(out, node.ext[self.target]) if self.is_home and self.target in node.ext else out
 
     def note(self, kind: ir.LossKind, path: str, code: str, reason: str, value: Any = _MISSING) -> ir.Loss:
         size = None if value is _MISSING else len(encode(value))
@@ -408,8 +461,14 @@ class LossLedger:
         found = getattr(part, "payload", None) or getattr(part, "text", None) or getattr(part, "data", None)
         self.drop(part.at, code, reason or words, found)
 
-    def plain_text(self, parts: tuple[ir.Part, ...]) -> str:
+    def lose_candidates(self, answer: ir.Answer) -> None:
+        """Note the answers after the first, for a dialect that has one."""
+        for lost in answer.candidates[1:]:
+            self.drop(lost.at, "candidates", "the target gives one answer")
+
+    def plain_text(self, parts: Iterable[ir.Part]) -> str:
         """Return the blocks of a result or system message as one text, for a dialect that accepts only text."""
+        parts = tuple(parts)
         for part in parts:
             if not isinstance(part, ir.Text):
                 self.lose_part(part)
@@ -523,30 +582,23 @@ class Counters(msgspec.Struct, frozen=True):
         rest = value.copy()
         fields: dict[str, Any] = {field: _pop_at(rest, path) for path, field in self.table.items()}
         for field, path in self.also.items():
-            if fields[field] is None and (found := _pop_at(rest, path)) is not None:
-                fields[field] = found
-                rest[self._path(field)] = UNSAID
+            if fields[field] is None:
+                fields[field] = _pop_at(rest, path)
         beside = self._beside(rest)
         for field, parts in self.apart.items():
             more = [fields[part] for part in parts if fields[part] is not None]
             if fields[field] is not None or (field == "output" and more):
-                if fields[field] is None:
-                    rest[self._path(field)] = UNSAID
                 fields[field] = (fields[field] or 0) + sum(more)
         if beside:
             fields["input"] = (fields["input"] or 0) + beside
         total = (fields.get("input") or 0) + (fields["output"] or 0)
         thought = fields.get("reasoning") or 0
         if thought and "output" not in self.apart and rest.get(self.total) == total + thought:
-            # Some gateways do not include thinking in the output; their own number stays native, to be written again.
-            rest[self._path("output")] = fields["output"]
+            # Some gateways do not include thinking in the output.
             fields["output"], total = (fields["output"] or 0) + thought, total + thought
         if self.total and type(rest.get(self.total)) is int and rest[self.total] == total:
             del rest[self.total]
         return ir.TokenCounts(**fields, at=at, ext=ext_of(dialect, rest))
-
-    def _path(self, field: str) -> str:
-        return next(path for path, name in self.table.items() if name == field)
 
     def _beside(self, rest: Mapping[str, Any]) -> int:
         found = rest.get(self.beside_input)
@@ -568,13 +620,9 @@ class Counters(msgspec.Struct, frozen=True):
             value = self.native(usage, field, notes.target if notes.is_home else "")
             value = 0 if value is None and field in self.needed and not notes.is_home else value
             if value is not None:
-                own = usage.ext.get(notes.target, {}).get(path)
-                value = own if field == "output" and own == value - (usage.reasoning or 0) else value
-                is_elsewhere = field in self.also and own is UNSAID
-                head, _, tail = (self.also[field] if is_elsewhere else path).partition("/")
+                head, _, tail = path.partition("/")
                 (out.setdefault(head, {}) if tail else out)[tail or head] = value
-        if notes.is_home:
-            added(out, usage, notes.target)
+        notes.own(out, usage)
         if self.total:
             out.setdefault(self.total, (usage.input or 0) + (usage.output or 0))  # thinking included
         return out

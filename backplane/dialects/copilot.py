@@ -37,8 +37,8 @@ DEFAULTS: Final[dict[str, Json]] = {"model": "gpt-5.5", "max_tokens": 4096}
 
 
 FLAVOUR: Final = Flavour(
-    name=NAME, thinking_fields=("reasoning_text", "reasoning_content", "reasoning"), thinking_request="reasoning_text",
-    thinking_answer="reasoning_text", signature_field="reasoning_opaque",
+    name=NAME, max_tokens="max_tokens", thinking_fields=("reasoning_text", "reasoning_content", "reasoning"),
+    thinking_request="reasoning_text", thinking_answer="reasoning_text", signature_field="reasoning_opaque",
 )  # fmt: skip
 
 

@@ -1,12 +1,13 @@
 """Finds the losses of a translation: compares a document with its translation back from the target.
 
 Elements of lists are matched by their content, then by their id or name, so that a dropped element does not shift the
-others. Null, absent and empty are equal, and so are a text and a list of one text.
+others. Null, absent and empty are equal, and so are a text and a list of one text. `patched` makes an edit in a
+document without changing the rest of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from backplane.contract.canonical import Json
@@ -48,6 +49,8 @@ def differences(before: Json, after: Json, at: str = "", *, exact: bool = False)
     Args:
         exact: True if absent, null and empty differ, and a text differs from a list of one text.
     """
+    if not exact:
+        before, after = _like(before, after), _like(after, before)
     if before is ABSENT or (not exact and is_nothing(before)):
         if after is not ABSENT and (exact or not is_nothing(after)):
             yield Difference(at, "synthesised")
@@ -60,10 +63,8 @@ def differences(before: Json, after: Json, at: str = "", *, exact: bool = False)
                 yield from differences(one, two, f"{at}/{escape(key)}", exact=exact)
     elif type(before) is list and type(after) is list:
         yield from _in_lists(before, after, at, exact)
-    else:
-        one, two = (before, after) if exact else (_bare(before), _bare(after))
-        if type(one) is not type(two) or one != two:
-            yield Difference(at, "degraded")
+    elif type(before) is not type(after) or before != after:
+        yield Difference(at, "degraded")
 
 
 def is_nothing(value: Json) -> bool:
@@ -71,37 +72,42 @@ def is_nothing(value: Json) -> bool:
     return value is ABSENT or value is None or (type(value) in (str, list, dict) and not value)
 
 
-def _bare(value: Json) -> Json:
-    """Return the text of a list of one text; any other value unchanged."""
-    if type(value) is list and len(value) == 1 and type(value[0]) is dict and value[0].keys() <= {"type", "text"}:
-        return value[0].get("text", value)
+def _like(value: Json, other: Json) -> Json:
+    """Return a text as a list of one text if `other` is such a list, with or without further members."""
+    if type(value) is str and type(other) is list and len(other) == 1 and type(other[0]) is dict and "text" in other[0]:
+        return [{"type": other[0].get("type"), "text": value}]
     return value
 
 
 def _in_lists(before: list[Any], after: list[Any], at: str, exact: bool) -> Iterator[Difference]:
-    mine, theirs = ([encode(value, in_order=True) for value in side] for side in (before, after))
-    if mine == theirs:
-        return
-    pairs = _matched(mine, theirs)
-    places = [there for _, there in sorted(pairs.items())]
+    equal, twins = _aligned(before, after)
+    places = [there for _, there in sorted(equal.items())]
     if places != sorted(places):
         yield Difference(at, "degraded")  # the same elements in another order
-    left = [place for place in range(len(before)) if place not in pairs]
-    free = [place for place in range(len(after)) if place not in {*places}]
-    named = _matched([_name(before[place]) for place in left], [_name(after[place]) for place in free])
-    twins = {left[one]: free[two] for one, two in named.items()}
-    left, free = (
-        [place for place in left if place not in twins],
-        [place for place in free if place not in {*twins.values()}],
-    )
-    if len(left) == len(free):  # equal numbers of changed elements: match them in order
-        twins, left, free = {**twins, **dict(zip(left, free, strict=True))}, [], []
     for place, there in sorted(twins.items()):
         yield from differences(before[place], after[there], f"{at}/{place}", exact=exact)
-    for place in left:
-        yield from differences(before[place], ABSENT, f"{at}/{place}", exact=exact)
-    for place in free:
-        yield from differences(ABSENT, after[place], f"{at}/{place}", exact=exact)
+    for place in range(len(before)):
+        if place not in equal and place not in twins:
+            yield from differences(before[place], ABSENT, f"{at}/{place}", exact=exact)
+    found = {*places, *twins.values()}
+    for place in range(len(after)):
+        if place not in found:
+            yield from differences(ABSENT, after[place], f"{at}/{place}", exact=exact)
+
+
+def _aligned(before: list[Any], after: list[Any]) -> tuple[dict[int, int], dict[int, int]]:
+    """Match the elements of two lists; return index → index of equal ones, and of changed ones."""
+    mine, theirs = ([encode(value, in_order=True) for value in side] for side in (before, after))
+    equal = _matched(mine, theirs)
+    left = [place for place in range(len(before)) if place not in equal]
+    free = [place for place in range(len(after)) if place not in {*equal.values()}]
+    named = _matched([_name(before[place]) for place in left], [_name(after[place]) for place in free])
+    twins = {left[one]: free[two] for one, two in named.items()}
+    left = [place for place in left if place not in twins]
+    free = [place for place in free if place not in {*twins.values()}]
+    if len(left) == len(free):  # equal numbers of changed elements: match them in order
+        twins |= zip(left, free, strict=True)
+    return equal, twins
 
 
 def _matched(mine: list[Any], theirs: list[Any]) -> dict[int, int]:
@@ -122,6 +128,40 @@ def _name(value: Json) -> Any:
             if type(holder.get(name)) is str:
                 return name, holder[name], str(value.get("type"))
     return None
+
+
+def patched(raw: Json, before: Json, after: Json, doubts: list[Json], spell: Callable[[str], str] = str) -> Json:
+    """Return `raw` with an edit; `before` and `after` are what a writer makes of it without and with the edit.
+
+    What the edit does not change stays as it is in `raw`, also if the writer spells it in another way.
+
+    Args:
+        doubts: gets the edited values that the writer spells otherwise than `raw`, so that both may now say them.
+        spell: returns the writer's spelling of a member's name.
+    """
+    if before == after:
+        return raw
+    if type(raw) is dict and type(before) is dict and type(after) is dict:
+        names = {name: name if name in before or name in after else spell(name) for name in raw}
+        out = {
+            name: patched(raw[name], before.get(word, ABSENT), after.get(word, ABSENT), doubts, spell)
+            for name, word in names.items()
+        }
+        known = {*names.values()}
+        for name in (name for name in after if name not in known):
+            if (value := patched(ABSENT, before.get(name, ABSENT), after[name], doubts)) is not ABSENT:
+                out[name] = value
+        return {name: value for name, value in out.items() if value is not ABSENT}
+    if type(raw) is list and type(before) is list and type(after) is list and len(raw) == len(before):
+        equal, twins = _aligned(before, after)
+        place_of = {there: place for place, there in (equal | twins).items()}
+        return [
+            patched(raw[place_of[there]], before[place_of[there]], value, doubts, spell) if there in place_of else value
+            for there, value in enumerate(after)
+        ]
+    if raw is not before and raw != before:
+        doubts.append(raw)
+    return after
 
 
 def code_of(at: str, kind: LossKind) -> str:

@@ -8,6 +8,7 @@ JSON path.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -20,32 +21,31 @@ from backplane.dialects.common import (
     EFFORT_BUDGETS,
     MADE_ID,
     NUMBER,
-    UNSAID,
     Calls,
     Counters,
     LossLedger,
     OptionsRead,
-    added,
     answer_of,
     conversation_of,
     ext_of,
     json_text,
     members_of,
-    merged,
     pop,
     pop_inner,
     pop_list,
     put_back,
+    server_tool,
     snake,
-    spelled_at,
+    tool_of,
     without_none,
-    write_blocks,
     write_options,
+    write_part,
+    write_parts,
 )
 from backplane.dialects.limits import CUT_CALL, ServerLimits, Spelling, calls_in
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key, begun, failure
-from backplane.dialects.vendor import Dialect, outside, read_error, write_error
+from backplane.dialects.vendor import Dialect, outside, read_error
 from backplane.errors import TranslationError
 
 NAME: Final = "gemini"
@@ -131,36 +131,45 @@ OPAQUE: Final = frozenset({
 _AFTER: Final = re.compile(r"(?<=[a-z0-9])_([a-z])")
 
 
-def camel(value: Json, names: set[str] | None = None) -> Json:
-    """Return a document with its members in camelCase; add the names that were in snake_case to `names`."""
+def camel_name(name: str) -> str:
+    """Spell a member's name in camelCase; a name that snake_case would spell otherwise stays."""
+    spelled = _AFTER.sub(lambda match: match[1].upper(), name) if "_" in name else name
+    return spelled if snake(spelled) == name else name
+
+
+def camel(value: Json) -> Json:
+    """Return a document with its members in camelCase."""
     if type(value) is list:
-        return [camel(inner, names) for inner in value]
+        return [camel(inner) for inner in value]
     if type(value) is not dict:
         return value
     out = {}
     for name, inner in value.items():
-        spelled = _AFTER.sub(lambda match: match[1].upper(), name) if "_" in name else name
-        if spelled in value or snake(spelled) != name:
-            spelled = name
-        if spelled != name and names is not None:
-            names.add(name)
-        out[spelled] = inner if name in OPAQUE else camel(inner, names)
+        spelled = camel_name(name)
+        out[name if spelled in value else spelled] = inner if name in OPAQUE else camel(inner)
     return out
 
 
-def snaked(value: Json, names: frozenset[str]) -> Json:
-    """Return a document with these members in snake_case."""
+SCHEMAS: Final = {"parameters": "parametersJsonSchema", "responseSchema": "responseJsonSchema"}
+"""Member with a schema in the vendor's form → the member for JSON Schema, which has the same meaning."""
+
+
+def normal(value: Json) -> Json:
+    """Return a document in camelCase, with its schemas as JSON Schema."""
     if type(value) is list:
-        return [snaked(inner, names) for inner in value]
+        return [normal(inner) for inner in value]
     if type(value) is not dict:
         return value
-    return {
-        word if (word := snake(name)) in names else name: inner if name in OPAQUE else snaked(inner, names)
-        for name, inner in value.items()
-    }
+    out: dict[str, Json] = {}
+    for name, inner in camel(value).items():
+        if name in SCHEMAS and SCHEMAS[name] not in value:
+            out[SCHEMAS[name]] = json_schema(inner, lost=())
+        else:
+            out[name] = inner if name in OPAQUE else normal(inner)
+    return out
 
 
-# Parts, read ----------------------------------------------------------------------------------------------------------
+# Parts ----------------------------------------------------------------------------------------------------------------
 
 
 def read_part(value: Json, at: str, calls: Calls) -> ir.Part:
@@ -181,14 +190,10 @@ def read_part(value: Json, at: str, calls: Calls) -> ir.Part:
 def _read_part(rest: dict[str, Any], at: str, calls: Calls) -> ir.Part | None:
     """Read a part by the member that only its kind has; the members that are read are removed from `rest`."""
     if type(rest.get("functionCall")) is dict:
-        body = rest["functionCall"].copy()
-        name, given = pop(body, "name") or "", pop(body, "args", dict)
-        if given is None:
-            body.setdefault("args", UNSAID)
-        call_id = pop(body, "id") if body.get("id") else None
-        put_back(rest, "functionCall", body)
-        if not body:
-            rest.pop("functionCall", None)
+        body = rest.pop("functionCall").copy()
+        name, given, call_id = pop(body, "name") or "", pop(body, "args", dict), pop(body, "id") or None
+        if body:
+            rest["functionCall"] = body
         return ir.ToolUse(
             id=calls.make(name) if call_id is None else call_id, id_made=call_id is None, name=name, input=given or {}
         )
@@ -209,16 +214,15 @@ def _read_part(rest: dict[str, Any], at: str, calls: Calls) -> ir.Part | None:
 
 def _read_result(rest: dict[str, Any], at: str, calls: Calls) -> ir.ToolOutput:
     body = rest.pop("functionResponse").copy()
-    name, value = pop(body, "name"), pop(body, "response", dict)
-    call_id = pop(body, "id") if body.get("id") else None
+    name, value, call_id = pop(body, "name"), pop(body, "response", dict), pop(body, "id") or None
     content: tuple[ir.Part, ...] = ()
     fields: dict[str, Any] = {}
     if value is not None:
         if len(value) == 1 and type(text := value.get("output", value.get("error"))) is str:
-            content = (ir.Text(text=text, at=f"{at}/response"),)
             fields["is_error"] = True if "error" in value else None
         else:
-            content, fields["value"] = (ir.Text(text=json_text(value), at=f"{at}/response"),), value
+            text, fields["value"] = json_text(value), value
+        content = (ir.Text(text=text, at=f"{at}/response"),)
     found = body.get("parts")
     pictures = [read_part(one, f"{at}/parts/{place}", calls) for place, one in enumerate(found or ())]
     if pictures and type(found) is list and all(isinstance(part, ir.Media) for part in pictures):
@@ -232,19 +236,17 @@ def _read_result(rest: dict[str, Any], at: str, calls: Calls) -> ir.ToolOutput:
     )  # fmt: skip
 
 
-# Parts, written -------------------------------------------------------------------------------------------------------
-
-
-def write_part(part: ir.Part, notes: LossLedger) -> Json:
+def write_one(part: ir.Part, notes: LossLedger) -> Json:
     """Write one part; if the vendor has no such part, note a loss and return None."""
-    home = notes.is_home
-    out: dict[str, Any] | None = None
+    return write_part(part, notes, _write_one)
+
+
+def _write_one(part: ir.Part, notes: LossLedger) -> dict[str, Any] | None:
+    out: dict[str, Any]
     match part:
-        case ir.Opaque() | ir.ServerTool() if part.dialect == NAME:
-            return part.payload
         case ir.Text():
             out = {"text": part.text}
-        case ir.Thinking() if part.redacted is None and (part.text or home):
+        case ir.Thinking() if part.redacted is None and (part.text or notes.is_home):
             out = {"text": part.text, "thought": True}
         case ir.ToolUse():
             out = {"functionCall": {"name": part.name, "args": part.input, **_own_id(part)}}
@@ -252,12 +254,9 @@ def write_part(part: ir.Part, notes: LossLedger) -> Json:
             out = {"functionResponse": _write_result(part, notes)}
         case ir.Media() if part.data is not None or part.url is not None:
             out = _write_media(part, notes)
-    if out is None:
-        notes.lose_part(part)
-        return None
-    if part.signature is not None and home:
-        out["thoughtSignature"] = part.signature
-    return added(out, part, NAME) if home else out
+        case _:
+            return None
+    return {**out, "thoughtSignature": part.signature} if part.signature is not None and notes.is_home else out
 
 
 def _own_id(part: ir.ToolUse | ir.ToolOutput) -> dict[str, str]:
@@ -265,21 +264,13 @@ def _own_id(part: ir.ToolUse | ir.ToolOutput) -> dict[str, str]:
 
 
 def _write_result(part: ir.ToolOutput, notes: LossLedger) -> dict[str, Any]:
-    body: dict[str, Any] = {**_own_id(part), "name": "unknown" if part.name is None else part.name}
     texts = [inner.text for inner in part.content if isinstance(inner, ir.Text)]
     is_value = type(part.value) is dict and texts == [json_text(part.value)]
-    media: list[Json] = []
-    for inner in part.content:
-        if isinstance(inner, ir.Media):
-            media += write_parts((inner,), notes)
-        elif not isinstance(inner, ir.Text):
-            notes.lose_part(inner)
-    if media:
+    text = notes.plain_text(inner for inner in part.content if not isinstance(inner, ir.Media))
+    body: dict[str, Any] = {**_own_id(part), "name": "unknown" if part.name is None else part.name}
+    body["response"] = part.value if is_value else {"error" if part.is_error else "output": text}
+    if media := write_all([inner for inner in part.content if isinstance(inner, ir.Media)], notes):
         body["parts"] = media
-    if is_value:
-        body["response"] = part.value
-    elif part.content or not notes.is_home:
-        body["response"] = {"error" if part.is_error else "output": "\n".join(texts)}
     return body
 
 
@@ -294,9 +285,9 @@ def _write_media(part: ir.Media, notes: LossLedger) -> dict[str, Any]:
     return {member: without_none(body)}
 
 
-def write_parts(parts: tuple[ir.Part, ...], notes: LossLedger) -> list[Json]:
+def write_all(parts: Iterable[ir.Part], notes: LossLedger) -> list[Json]:
     """Write parts; those that the vendor does not have are omitted."""
-    return write_blocks(parts, partial(write_part, notes=notes), NAME)
+    return write_parts(parts, partial(write_one, notes=notes))
 
 
 # Contents -------------------------------------------------------------------------------------------------------------
@@ -305,38 +296,30 @@ def write_parts(parts: tuple[ir.Part, ...], notes: LossLedger) -> list[Json]:
 def read_message(value: Json, at: str, calls: Calls, role: ir.Role | None = None) -> ir.Message:
     """Read one content; without `role` its own role counts, or `tool` if a user's content has only results."""
     if type(value) is str:
-        return ir.Message(role=role or "user", parts=(ir.Text(text=value, at=at),), flat=True, at=at)
+        return ir.Message(role=role or "user", parts=(ir.Text(text=value, at=at),), at=at)
     rest = members_of(value, at)
     native, found = pop(rest, "role"), pop(rest, "parts", list)
-    if found is None:
-        rest.setdefault("parts", UNSAID)
     parts = tuple(read_part(part, f"{at}/parts/{place}", calls) for place, part in enumerate(found or ()))
     if role is None:
         role = ROLES.get(native or "", "user")
         if role == "user" and parts and all(isinstance(part, ir.ToolOutput) for part in parts):
             role = "tool"
-    return ir.Message(role=role, parts=parts, native_role=native, at=at, ext=ext_of(NAME, rest))
+    return ir.Message(role=role, parts=parts, at=at, ext=ext_of(NAME, rest))
 
 
-def write_message(message: ir.Message, notes: LossLedger) -> Json:
+def write_message(message: ir.Message, notes: LossLedger) -> dict[str, Any]:
     """Write one content."""
-    native, mine, home = message.native_role, message.role, notes.is_home
-    if home and message.flat and len(message.parts) == 1 and type(message.parts[0]) is ir.Text:
-        return message.parts[0].text
-    fits = ROLES.get(native or "", mine) == mine or mine == "system" or (native, mine) == ("user", "tool")
-    out: dict[str, Any] = {"role": "model" if mine == "assistant" else "user"}
-    if home and fits and (native is not None or message.at):
-        out = {} if native is None else {"role": native}
-    out["parts"] = write_parts(message.parts, notes)
-    return added(out, message, NAME) if home else out
+    stays = message.role == "system" and notes.is_home
+    role = "model" if message.role == "assistant" else "system" if stays else "user"
+    return notes.own({"role": role, "parts": write_all(message.parts, notes)}, message)
 
 
-def _with_names(messages: tuple[ir.Message, ...], notes: LossLedger) -> tuple[ir.Message, ...]:
+def _with_names(messages: tuple[ir.Message, ...]) -> tuple[ir.Message, ...]:
     """Add the tool's name to each result; other vendors have only the id of its call there."""
     names = {call.id: call.name for call in calls_in(messages)}
 
     def named(part: ir.Part) -> ir.Part:
-        if not isinstance(part, ir.ToolOutput) or part.name is not None or (notes.is_home and part.at):
+        if not isinstance(part, ir.ToolOutput) or part.name is not None:
             return part
         return msgspec.structs.replace(part, name=names.get(part.id))
 
@@ -351,8 +334,7 @@ def _with_names(messages: tuple[ir.Message, ...], notes: LossLedger) -> tuple[ir
 
 def read_request(document: Json) -> ir.Conversation:
     """Read a request."""
-    names: set[str] = set()
-    rest, calls = members_of(camel(document, names)), Calls()
+    rest, calls = members_of(camel(document)), Calls()
     messages: list[ir.Message] = []
     if (system := pop(rest, "systemInstruction", dict, str)) is not None:
         messages.append(read_message(system, "/systemInstruction", calls, "system"))
@@ -366,8 +348,7 @@ def read_request(document: Json) -> ir.Conversation:
     _read_options(config, options)
     put_back(rest, "generationConfig", config)
     _read_choice(rest, options)
-    read = conversation_of(NAME, rest, messages, options, read_tools)
-    return msgspec.structs.replace(read, spelled=frozenset(names))
+    return conversation_of(NAME, rest, messages, options, read_tools)
 
 
 def read_tools(value: Json, at: str) -> list[ir.ToolSpec]:
@@ -376,37 +357,35 @@ def read_tools(value: Json, at: str) -> list[ir.ToolSpec]:
     tools = [_read_tool(one, f"{at}/functionDeclarations/{place}") for place, one in enumerate(found or ())]
     if type(found) is list and found and all(tool is not None for tool in tools):
         return [tool for tool in tools if tool is not None]
-    said = next(iter(value), "empty") if type(value) is dict else "unreadable"
-    return [ir.ToolSpec(name=said, kind="server", payload=value, at=at)]
+    return [server_tool(value, at)]
 
 
 def _read_tool(value: Json, at: str) -> ir.ToolSpec | None:
     rest = value.copy() if type(value) is dict else {}
-    name, text, schema = pop(rest, "name"), pop(rest, "description"), pop(rest, "parametersJsonSchema", dict)
-    if name is None:
-        return None
-    if schema is not None and "parameters" in rest:
-        rest["parametersJsonSchema"] = UNSAID
-    elif type(rest.get("parameters")) is dict:
-        schema = json_schema(rest["parameters"])  # The vendor's own form stays native, to be written again.
-    return ir.ToolSpec(name=name, description=text, schema=schema, at=at, ext=ext_of(NAME, rest))
+    if type(rest.get("parameters")) is dict and "parametersJsonSchema" not in rest:
+        rest["parametersJsonSchema"] = json_schema(rest.pop("parameters"))
+    return tool_of(NAME, rest, at, schema="parametersJsonSchema")
 
 
-def json_schema(schema: Json) -> Json:
-    """Convert a schema from the vendor's form to JSON Schema: types in lower case, null as a type."""
+def json_schema(schema: Json, lost: tuple[str, ...] = ("propertyOrdering",)) -> Json:
+    """Convert a schema from the vendor's form to JSON Schema: types in lower case, null as a type.
+
+    Args:
+        lost: members to omit, which JSON Schema does not have.
+    """
     if type(schema) is list:
-        return [json_schema(inner) for inner in schema]
+        return [json_schema(inner, lost) for inner in schema]
     if type(schema) is not dict:
         return schema
     out: dict[str, Json] = {}
     for key, value in schema.items():
         name = _AFTER.sub(lambda match: match[1].upper(), key)
         if name == "properties" and type(value) is dict:
-            out[name] = {member: json_schema(inner) for member, inner in value.items()}
+            out[name] = {member: json_schema(inner, lost) for member, inner in value.items()}
         elif name == "type" and type(value) is str:
             out[name] = value.lower()
-        elif name not in ("nullable", "propertyOrdering"):
-            out[name] = value if name in ("enum", "required", "example", "default") else json_schema(value)
+        elif name != "nullable" and name not in lost:
+            out[name] = value if name in ("enum", "required", "example", "default") else json_schema(value, lost)
     if schema.get("nullable") is True and type(out.get("type")) is str:
         out["type"] = [out["type"], "null"]
     return out
@@ -432,7 +411,7 @@ def _read_options(config: dict[str, Any], options: OptionsRead) -> None:
     at = f"{head}/responseMimeType"
     if form["type"] == "json" and (schema := pop(config, "responseJsonSchema", dict)) is not None:
         form, at = {"type": "schema", "schema": schema}, f"{head}/responseJsonSchema"
-    elif form["type"] == "json" and type(own := config.get("responseSchema")) is dict:
+    elif form["type"] == "json" and (own := pop(config, "responseSchema", dict)) is not None:
         form, at = {"type": "schema", "schema": json_schema(own)}, f"{head}/responseSchema"
     options.add("response_format", form, at)
 
@@ -456,23 +435,22 @@ def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str,
     """Write a request."""
     home = notes.is_home
     out: dict[str, Any] = {} if conversation.model is None else {"model": conversation.model}
-    messages = _with_names(conversation.messages, notes)
+    messages = _with_names(conversation.messages)
     system, others = outside(messages, notes, lambda message: message.at.startswith("/contents/"))
     if system is not None:
-        out["systemInstruction"] = write_message(system, notes) if home else {"parts": write_parts(system.parts, notes)}
-    contents = [(message, write_message(message, notes)) for message in others]
-    for message, written in contents:
-        if not home and type(written) is dict and not written.get("parts"):
+        out["systemInstruction"] = notes.own({"parts": write_all(system.parts, notes)}, system)
+    out["contents"] = []
+    for message in others:
+        written = write_message(message, notes)
+        if written["parts"] or home:
+            out["contents"].append(written)
+        else:
             notes.drop(message.at, "part", "a content without parts is refused here")
-    out["contents"] = [written for _, written in contents if home or type(written) is not dict or written.get("parts")]
-    if home and [message.at for message in others] == ["/contents"] and type(out["contents"][0]) is str:
-        (out["contents"],) = out["contents"]
     if tools := write_tools(conversation.tools, notes):
         out["tools"] = tools
     _write_options(conversation, out, notes)
     if home:
-        spelled: dict[str, Any] = snaked(added(out, conversation, NAME), conversation.spelled)
-        return spelled
+        return notes.own(out, conversation)
     proved, places = prove_calls(out)
     for place in places:
         notes.synthesise(place, "signature", NO_PROOF)
@@ -486,36 +464,24 @@ def write_tools(tools: tuple[ir.ToolSpec, ...], notes: LossLedger) -> list[Json]
     for tool in tools:
         if tool.kind == "server":
             out.append(tool.payload)
-        else:
-            group = tool.at.rpartition("/")[0] if notes.is_home else ""
-            if group not in listed:
-                listed[group] = []
-                out.append({"functionDeclarations": listed[group]})
-            listed[group].append(_write_tool(tool, notes))
+            continue
+        group = tool.at.rpartition("/")[0] if notes.is_home else ""
+        if group not in listed:
+            listed[group] = []
+            out.append({"functionDeclarations": listed[group]})
+        one = {"name": tool.name, "description": tool.description, "parametersJsonSchema": tool.schema}
+        listed[group].append(notes.own(without_none(one), tool))
     return out
 
 
-def _write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
-    out = {"name": tool.name, "description": tool.description, "parametersJsonSchema": tool.schema}
-    if not notes.is_home:
-        return without_none(out)
-    own = tool.ext.get(NAME, {})
-    if "parameters" in own and "parametersJsonSchema" not in own:  # else the document had both
-        is_same = json_schema(own["parameters"]) == tool.schema
-        left_out = "parametersJsonSchema" if is_same else "parameters"
-        out, own = ({name: value for name, value in one.items() if name != left_out} for one in (out, own))
-    return merged(without_none(out), own)
-
-
 def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: LossLedger) -> None:
-    home, left = notes.is_home, dict(conversation.options)
+    left = dict(conversation.options)
     config = write_options(left, SAME, notes, OPTIONS, BOUNDS, stops_max=STOPS_MAX)
     if thinking := _write_thinking(left, notes):
         config["thinkingConfig"] = thinking
     if (form := left.pop("response_format", None)) is not None:
         config["responseMimeType"] = "text/plain" if form["type"] == "text" else "application/json"
-        own = conversation.ext.get(NAME, {}).get("generationConfig", {}).get("responseSchema") if home else None
-        if "schema" in form and (own is None or json_schema(own) != form["schema"]):
+        if "schema" in form:
             config["responseJsonSchema"] = form["schema"]
     if config:
         out["generationConfig"] = config
@@ -603,33 +569,25 @@ USAGE: Final = Counters({
 
 def read_answer(document: Json) -> ir.Answer:
     """Read a response; for a refused prompt it has no candidate, only a reason."""
-    names: set[str] = set()
-    whole = members_of(camel(document, names))
+    whole = members_of(camel(document))
     rest, calls = whole.copy(), Calls()
     if (failed := read_error(whole, rest, "candidates", NAME)) is not None:
-        return msgspec.structs.replace(failed, spelled=frozenset(names))
+        return failed
     found = pop(rest, "candidates", list)
     if found is None and not rest.keys() & {"promptFeedback", "usageMetadata"}:
         raise TranslationError("dialect_mapping_failed", "no candidates", hint="check --from and --kind")
     candidates = tuple(_read_candidate(one, place, calls) for place, one in enumerate(found or ()))
-    if found is None:
-        rest.setdefault("candidates", UNSAID)
     if not found and "promptFeedback" in rest:
         blocked = ir.Message(role="assistant", parts=())
         candidates = (ir.Candidate(message=blocked, stop="content_filter", stop_at="/promptFeedback"),)
-    read = answer_of(NAME, rest, candidates, USAGE, "usageMetadata", "responseId", "modelVersion")
-    return msgspec.structs.replace(read, spelled=frozenset(names))
+    return answer_of(NAME, rest, candidates, USAGE, "usageMetadata", "responseId", "modelVersion")
 
 
 def _read_candidate(candidate: Json, place: int, calls: Calls) -> ir.Candidate:
     at = f"/candidates/{place}"
     rest = members_of(candidate, at)
-    if rest.setdefault("index", UNSAID) == place and type(rest["index"]) is int:
-        del rest["index"]
     content, raw = pop(rest, "content", dict), pop(rest, "finishReason")
-    message = ir.Message(role="assistant", parts=())
-    if content is not None:
-        message = read_message(content, f"{at}/content", calls, "assistant")
+    message = read_message(content or {}, f"{at}/content", calls, "assistant")
     return ir.Candidate(
         message=message, stop=ENDINGS.read(raw, message.parts), stop_raw=raw, stop_at=f"{at}/finishReason", at=at,
         ext=ext_of(NAME, rest),
@@ -638,24 +596,16 @@ def _read_candidate(candidate: Json, place: int, calls: Calls) -> ir.Candidate:
 
 def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
     """Write a response."""
-    home = notes.is_home
-    if answer.error is not None and not answer.candidates:
-        written: dict[str, Any] = snaked(write_error(answer, notes, ERROR, {}), answer.spelled)
-        return written
-    is_blocked = home and "promptFeedback" in answer.ext.get(NAME, {}) and not answer.candidates[0].message.parts
     out = without_none({"responseId": answer.id, "modelVersion": answer.model})
     out["candidates"] = []
-    for place, candidate in enumerate(answer.candidates[1:] if is_blocked else answer.candidates):
-        message = candidate.message
-        one: dict[str, Any] = {"index": place}
-        if message.parts or message.at or not home:
-            one["content"] = write_message(message, notes)
+    for place, candidate in enumerate(answer.candidates):
+        one: dict[str, Any] = {"index": place, "content": write_message(candidate.message, notes)}
         if (word := ENDINGS.write(candidate, notes)) is not None:
             one["finishReason"] = word
-        out["candidates"].append(added(one, candidate, NAME) if home else one)
+        out["candidates"].append(notes.own(one, candidate))
     if answer.usage is not None:
         out["usageMetadata"] = USAGE.write(answer.usage, notes)
-    return snaked(added(out, answer, NAME), answer.spelled) if home else out
+    return notes.own(out, answer)
 
 
 # Streams, read --------------------------------------------------------------------------------------------------------
@@ -963,7 +913,7 @@ class StreamWriter(BlockWriter):
             self.ledger.drop(part.at, "arguments", CUT_CALL)
             return self._in_turn(key, [])
         count = len(self.ledger.losses)
-        written = write_part(part, self.ledger)
+        written = write_one(part, self.ledger)
         made = [] if written is None else self._parts(key[0], [written])
         if written is None and len(self.ledger.losses) == count:
             return None
@@ -998,6 +948,6 @@ class StreamWriter(BlockWriter):
 DIALECT: Final = Dialect(
     NAME=NAME, TOOL_NAMES=TOOL_NAMES, CAPABILITIES=CAPABILITIES, DEFAULTS=DEFAULTS, read_request=read_request,
     write_request=write_request, read_answer=read_answer, write_answer=write_answer, read_stream=StreamReader,
-    write_stream=StreamWriter, usage=USAGE, endings=ENDINGS, error=ERROR, limits=LIMITS, normal=camel,
-    spelled_at=spelled_at,
+    write_stream=StreamWriter, usage=USAGE, endings=ENDINGS, error=ERROR, limits=LIMITS, normal=normal,
+    spell=camel_name, aliases={main: own for own, main in SCHEMAS.items()},
 )  # fmt: skip

@@ -48,7 +48,7 @@ def user_message(text: str, images: Sequence[said.Image]) -> ir.Message:
     """Return a message of the user with its images."""
     shown = [ir.Media(kind="image", media_type=one.media_type, data=one.data, url=one.url) for one in images]
     words = [ir.Text(text=text)] if text or not shown else []
-    return ir.Message(role="user", parts=(*words, *shown), flat=not shown)
+    return ir.Message(role="user", parts=(*words, *shown))
 
 
 def _assistant(message: said.AgentMessage) -> ir.Message:
@@ -67,7 +67,7 @@ def _assistant(message: said.AgentMessage) -> ir.Message:
 
 
 def _results(*rows: tuple[str, str, bool]) -> ir.Message:
-    parts = [ir.ToolOutput(id=id, content=(ir.Text(text=text),), is_error=bad, flat=True) for id, text, bad in rows]
+    parts = [ir.ToolOutput(id=id, content=(ir.Text(text=text),), is_error=bad) for id, text, bad in rows]
     return ir.Message(role="tool", parts=tuple(parts))
 
 

@@ -14,7 +14,7 @@ import msgspec
 from backplane.contract.canonical import Json
 
 Ext = dict[str, dict[str, Any]]
-"""Dialect → native member → value. A key is a path below the node; with `../`, below the item that has the block."""
+"""Dialect → native member → value; the member `..` has the members of the item that contains the block."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 Stop = Literal[
@@ -128,8 +128,6 @@ class ToolOutput(Part, frozen=True, kw_only=True, gc=False):
     content: tuple[Part, ...] = ()
     name: str | None = None
     is_error: bool | None = None
-    flat: bool | None = None
-    """True if the content was one plain string, False if a list; None if the vendor makes no difference."""
     value: Json = None
     """The structured result; `content` has the same result as text."""
     kind: Literal["function", "custom"] = "function"
@@ -163,9 +161,8 @@ class Message(Node, frozen=True, kw_only=True, gc=False):
     role: Role
     parts: tuple[Part, ...]
     native_role: str | None = None
+    """The vendor's own name of the role."""
     name: str | None = None
-    flat: bool | None = None
-    """See `ToolOutput.flat`."""
 
 
 class ToolSpec(Node, frozen=True, kw_only=True, gc=False):
@@ -219,9 +216,7 @@ class Conversation(Node, frozen=True, kw_only=True, gc=False):
     options_at: dict[str, str] = {}
     """Option → JSON pointer to its source."""
     raw: Json = None
-    """The document that was read; its dialect writes it again while it still reads as this conversation."""
-    spelled: frozenset[str] = frozenset()
-    """Names of members that the document had in snake_case, if the vendor accepts two spellings."""
+    """The document that was read; its dialect writes it again, with the edits of this conversation."""
 
 
 class TokenCounts(Node, frozen=True, kw_only=True, gc=False):
@@ -263,10 +258,10 @@ class Answer(Node, frozen=True, kw_only=True, gc=False):
     usage: TokenCounts | None = None
     error: str | None = None
     """The vendor's own text of an error; None without an error."""
+    error_type: str | None = None
+    """One of `vendor.ERROR_TYPES`; None for another error."""
     raw: Json = None
     """See `Conversation.raw`."""
-    spelled: frozenset[str] = frozenset()
-    """See `Conversation.spelled`."""
 
 
 # Streams --------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import msgspec
 from backplane.dialects.common import LossLedger
 from backplane.dialects.ir import (
     Answer,
+    Candidate,
     Conversation,
     Media,
     Message,
@@ -82,6 +83,8 @@ class ServerLimits(msgspec.Struct, frozen=True):
     takes_empty_text: bool = True
     takes_refusals: bool = True
     """True if a refusal is a block of its own."""
+    ends_refused: bool = False
+    """True if an answer with a refusal has a stop reason of its own."""
     takes_text_documents: bool = False
     takes_objects: bool = False
     """True if arguments of a call are an object, so that a client cannot recognise cut arguments."""
@@ -210,8 +213,16 @@ def runnable(answer: Answer, limits: ServerLimits, ledger: LossLedger) -> Answer
             message = msgspec.structs.replace(message, parts=kept)
             changes = {"stop": "max_tokens", "stop_raw": None} if one.stop in RUNNABLE else {}
         changes["message"] = _sayable_in(message, limits, ledger)
-        candidates.append(msgspec.structs.replace(one, **changes))
+        candidates.append(refused(msgspec.structs.replace(one, **changes), message.parts, limits, ledger))
     return msgspec.structs.replace(answer, candidates=tuple(candidates))
+
+
+def refused(one: Candidate, parts: tuple[Part, ...], limits: ServerLimits, ledger: LossLedger) -> Candidate:
+    """Return a candidate that ends as refused if `parts` have a refusal and the target has such a stop reason."""
+    if one.stop != "end" or not limits.ends_refused or not any(isinstance(part, Refusal) for part in parts):
+        return one
+    ledger.degrade(one.stop_at, "stop", "an answer with a refusal ends as refused here")
+    return msgspec.structs.replace(one, stop="refusal", stop_raw=None)
 
 
 def _with_tools(conversation: Conversation, ledger: LossLedger) -> dict[str, Any]:

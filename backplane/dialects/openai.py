@@ -28,6 +28,6 @@ CAPABILITIES: Final = Manifest({
 DEFAULTS: Final[dict[str, Json]] = {"model": "gpt-5.5", "max_tokens": 4096}
 
 
-FLAVOUR: Final = Flavour(name=NAME, max_tokens="max_completion_tokens", stops_max=4)
+FLAVOUR: Final = Flavour(name=NAME, stops_max=4)
 
 DIALECT: Final = dialect_of(FLAVOUR, TOOL_NAMES, CAPABILITIES, DEFAULTS)

@@ -138,7 +138,7 @@ class _Pairing:
         at = call.at or f"/messages/{place}/parts/{spot}"
         self.ledger.synthesise(at, "result_missing", f"the call of {call.name} has no result")
         return ToolOutput(
-            id=call_id, id_made=call.id_made, content=(Text(text=MISSING),), is_error=True, kind=call.kind, flat=True
+            id=call_id, id_made=call.id_made, content=(Text(text=MISSING),), is_error=True, kind=call.kind
         )  # fmt: skip
 
     def _rest(self, place: int, message: Message) -> Message:
@@ -154,4 +154,4 @@ class _Pairing:
                 self.ledger.degrade(at, "call_missing", f"the result {part.id} has no call and became words")
                 parts += [Text(text=f"[result of the earlier tool call {part.id}]"), *part.content]
         role = "user" if message.role == "tool" else message.role
-        return msgspec.structs.replace(message, role=role, parts=tuple(parts), flat=None)
+        return msgspec.structs.replace(message, role=role, parts=tuple(parts))

@@ -13,7 +13,7 @@ import msgspec
 from backplane.contract.canonical import Json
 from backplane.dialects import ir
 from backplane.dialects.common import NUMBER, LossLedger, arguments_text, json_text, kind_of, parse_json, read_arguments
-from backplane.dialects.limits import sayable
+from backplane.dialects.limits import refused, sayable
 
 Key = tuple[int, int]
 """Choice and index of a block."""
@@ -540,6 +540,7 @@ class BlockWriter:
 
     def stop_word(self, candidate: ir.Candidate) -> str | None:
         """Return the stop reason of a choice in the target's spelling."""
+        candidate = refused(candidate, candidate.message.parts, self.dialect.limits, self.ledger)
         word: str | None = self.dialect.endings.write(candidate, self.ledger)
         return word
 

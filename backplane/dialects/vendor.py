@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -13,7 +13,7 @@ from backplane.contract.events import AgentEvent
 from backplane.contract.work import WorkOrder
 from backplane.dialects import agent_events
 from backplane.dialects.common import Counters, LossLedger
-from backplane.dialects.diff import code_of, differences
+from backplane.dialects.diff import code_of, differences, patched
 from backplane.dialects.ir import Answer, Conversation, Message, ToolOutput, ToolUse, Translated
 from backplane.dialects.limits import ServerLimits, check_meaning, fitted, runnable
 from backplane.dialects.outcome import Endings
@@ -31,11 +31,6 @@ def no_name(chunk: Json) -> str | None:
 def same(document: Json) -> Json:
     """Return a document unchanged."""
     return document
-
-
-def first(at: str, document: Json) -> str:
-    """Return a pointer unchanged."""
-    return at
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,9 +66,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     limits: ServerLimits = ServerLimits()
     """Limits that the server documents and its types do not have."""
     normal: Callable[[Json], Json] = same
-    """Converts a document to the vendor's main spelling (camelCase), if the vendor accepts two."""
-    spelled_at: Callable[[str, Json], str] = first
-    """Returns a pointer spelled as in the document, if the vendor accepts two spellings."""
+    """Converts a document to the main spelling of its members, if the vendor accepts two."""
+    aliases: Mapping[str, str] = {}
+    """Main spelling of a member → the other one, if it is more than camelCase and snake_case of one name."""
+    spell: Callable[[str], str] = str
+    """Returns a member's name in the vendor's main spelling."""
 
     def to_ir(self, request: Json) -> Translated[Conversation]:
         """Read a request. Raises `TranslationError` `dialect_mapping_failed` if the document is none."""
@@ -93,15 +90,24 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         write: Callable[[ReadT, LossLedger], dict[str, Any]],
         ledger: LossLedger,
     ) -> Translated[Json]:
-        """Write a value read from this dialect: its own document if it was not edited, else with losses of form."""
+        """Write a value that was read from this dialect: its own document with its edits, else a document in our form.
+
+        The form of the rest stays unless the edited document would then say something else.
+        """
         raw = value.raw
-        if raw is not None:
-            before = read(raw)
-            if msgspec.structs.replace(before, raw=raw) == value:
-                return Translated(raw)
-            for at, kind in differences(raw, write(before, LossLedger(self.NAME, self.NAME)), exact=True):
-                ledger.note(kind, at, code_of(at, kind), "after an edit it is written in another form")
-        return Translated(write(value, ledger), ledger.done())
+        if raw is None:
+            return Translated(write(value, ledger), ledger.done())
+        before = msgspec.structs.replace(read(raw), raw=raw)
+        if before == value:
+            return Translated(raw)
+        unedited, written = (write(one, LossLedger(self.NAME, self.NAME)) for one in (before, value))
+        doubts: list[Json] = []
+        edited = patched(raw, unedited, written, doubts, self.spell)
+        if not doubts or write(read(edited), LossLedger(self.NAME, self.NAME)) == written:
+            return Translated(edited)
+        for at, kind in differences(raw, unedited, exact=True):
+            ledger.note(kind, at, code_of(at, kind), "after an edit it is written in another form")
+        return Translated(written, ledger.done())
 
     def _foreign(self, conversation: Conversation, ledger: LossLedger) -> Json:
         check_meaning(conversation, ledger)
@@ -133,8 +139,22 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         """Write a response."""
         ledger = LossLedger(answer.dialect, self.NAME, is_answer=True)
         if ledger.is_home:
-            return self._home(answer, self.read_answer, self.write_answer, ledger)
-        return Translated(self.write_answer(runnable(answer, self.limits, ledger), ledger), ledger.done())
+            return self._home(answer, self.read_answer, self._write_answer, ledger)
+        return Translated(self._write_answer(runnable(answer, self.limits, ledger), ledger), ledger.done())
+
+    def _write_answer(self, answer: Answer, ledger: LossLedger) -> dict[str, Any]:
+        """Write a response, or the vendor's error object if the answer failed before it said anything."""
+        said = answer.candidates if ledger.is_home else [one for one in answer.candidates if one.message.parts]
+        if answer.error is None or said:
+            return self.write_answer(answer, ledger)
+        if ledger.is_home:
+            return ledger.own({"error": {"message": answer.error}}, answer)
+        error = {**self.error, "message": answer.error}
+        if answer.error_type is not None:
+            code, status = ERROR_TYPES[answer.error_type]
+            known = {"type": answer.error_type, "status": status, "code": code if "status" in error else None}
+            error |= {name: value for name, value in known.items() if name in error}
+        return {**self.error_head, "error": error}
 
     def map_work_order(self, order: WorkOrder, config: Mapping[str, Json]) -> Translated[Json]:
         """Write an order as a request; `config` as in `agent_events.order_conversation`."""
@@ -161,6 +181,15 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return agent_events.say(state.reader.read(chunk), state)
 
 
+ERROR_TYPES: Final[dict[str, tuple[int, str]]] = {
+    "invalid_request_error": (400, "INVALID_ARGUMENT"), "authentication_error": (401, "UNAUTHENTICATED"),
+    "permission_error": (403, "PERMISSION_DENIED"), "not_found_error": (404, "NOT_FOUND"),
+    "rate_limit_error": (429, "RESOURCE_EXHAUSTED"), "api_error": (500, "INTERNAL"),
+    "overloaded_error": (503, "UNAVAILABLE"),
+}  # fmt: skip
+"""Type of an error at Anthropic and OpenAI → Google's code and status (docs.anthropic.com, ai.google.dev; 2026-11)."""
+
+
 def read_error(document: dict[str, Any], rest: dict[str, Any], reply: str, name: str) -> Answer | None:
     """Read a body with only an error as an answer without candidates; None if it has content.
 
@@ -170,17 +199,17 @@ def read_error(document: dict[str, Any], rest: dict[str, Any], reply: str, name:
     error = document.get("error")
     if document.get(reply) is not None or not ("error" in document or document.get("object") == "error"):
         return None
-    words = (error.get("message") if type(error) is dict else error) or document.get("message")
-    return Answer(dialect=name, candidates=(), error=words if type(words) is str else "unknown error", ext={name: rest})
-
-
-def write_error(
-    answer: Answer, notes: LossLedger, error: Mapping[str, Json], head: Mapping[str, Json]
-) -> dict[str, Any]:
-    """Write a failed answer as the vendor's error object."""
-    if notes.is_home and answer.ext.get(notes.target):
-        return dict(answer.ext[notes.target])
-    return {**head, "error": {**error, "message": answer.error}}
+    inner: dict[str, Any] = error if type(error) is dict else {}
+    words = (inner.get("message") if type(error) is dict else error) or document.get("message")
+    kinds = (
+        kind
+        for kind, (_, status) in ERROR_TYPES.items()
+        if inner.get("status" if "status" in inner else "type") in (kind, status)
+    )
+    return Answer(
+        dialect=name, candidates=(), error=words if type(words) is str else "unknown error",
+        error_type=next(kinds, None), ext={name: rest},
+    )  # fmt: skip
 
 
 def type_name(chunk: Json) -> str | None:
@@ -207,11 +236,10 @@ def outside(
             system.append(message)
         elif others and others[-1].role == "tool" and message.role in ("tool", "user") and not ledger.is_home:
             parts = (*others[-1].parts, *message.parts)
-            others[-1] = msgspec.structs.replace(message, parts=parts, flat=None)
+            others[-1] = msgspec.structs.replace(message, parts=parts)
         else:
             others.append(message)
     if not system or (len(system) == 1 and ledger.is_home):
         return (system[0] if system else None), others
     parts = tuple(part for message in system for part in message.parts)
-    flat = system[0].flat if len(system) == 1 else False
-    return msgspec.structs.replace(system[0], parts=parts, flat=flat, ext={}), others
+    return msgspec.structs.replace(system[0], parts=parts, ext={}), others

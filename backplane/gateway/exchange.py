@@ -213,7 +213,7 @@ class Exchange:
         if self.stream and PROTOCOLS[protocol].path:
             options["stream"] = True
         changed = msgspec.structs.replace(
-            repaired.value, model=target.model, options=options, raw=None,
+            repaired.value, model=target.model, options=options,
             messages=tuple(filter(None, map(without_billing, repaired.value.messages))),
         )  # fmt: skip
         written = writer.from_ir(changed)

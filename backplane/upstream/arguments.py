@@ -96,4 +96,4 @@ def sendable(conversation: Conversation, tool_name: Spelling = ANY_WORD) -> tupl
     )
     if messages == conversation.messages:
         return conversation, ()
-    return msgspec.structs.replace(conversation, messages=messages, raw=None), tuple(losses.values())
+    return msgspec.structs.replace(conversation, messages=messages), tuple(losses.values())

@@ -15,7 +15,6 @@ from backplane.dialects.common import (
     NUMBER,
     Counters,
     LossLedger,
-    added,
     ext_of,
     members_of,
     pop,
@@ -24,12 +23,12 @@ from backplane.dialects.common import (
     put_back,
     read_content,
     without_none,
-    write_blocks,
+    write_parts,
 )
 from backplane.dialects.limits import ServerLimits, Spelling
 from backplane.dialects.outcome import Endings
 from backplane.dialects.streams import BlockReader, BlockWriter, Key
-from backplane.dialects.vendor import Dialect, read_error, write_error
+from backplane.dialects.vendor import Dialect, read_error
 
 NAME: Final = "acme"
 ROLES: Final[dict[str, ir.Role]] = {"boss": "system", "human": "user", "robot": "assistant", "machine": "tool"}
@@ -60,7 +59,7 @@ def read_block(value: Json, at: str) -> ir.Part:
         call_id, name, given = rest.pop("id"), rest.pop("tool"), rest.pop("with")
         return ir.ToolUse(id=call_id, name=name, input=given, at=at, ext=ext_of(NAME, rest))
     if kind == "result" and (call_id := pop(rest, "id")) is not None:
-        content, _ = read_content(rest, "says", at, read_block)
+        content = read_content(rest, "says", at, read_block)
         failed = pop(rest, "failed", bool)
         return ir.ToolOutput(id=call_id, content=content, is_error=failed, at=at, ext=ext_of(NAME, rest))
     return ir.Opaque(dialect=NAME, label=str(kind), payload=value, at=at)
@@ -83,11 +82,11 @@ def write_block(part: ir.Part, notes: LossLedger) -> Json:
         case _:
             notes.lose_part(part)
             return None
-    return added(out, part, NAME) if notes.is_home else out
+    return notes.own(out, part)
 
 
 def write_say(parts: tuple[ir.Part, ...], notes: LossLedger) -> list[Json]:
-    return write_blocks(parts, partial(write_block, notes=notes), NAME)
+    return write_parts(parts, partial(write_block, notes=notes))
 
 
 # Requests -------------------------------------------------------------------------------------------------------------
@@ -113,7 +112,7 @@ def read_request(document: Json) -> ir.Conversation:
 
 def read_turn(value: Json, at: str) -> ir.Message:
     rest = members_of(value, at)
-    who, (parts, _) = pop(rest, "who"), read_content(rest, "say", at, read_block)
+    who, parts = pop(rest, "who"), read_content(rest, "say", at, read_block)
     return ir.Message(role=ROLES.get(who or "", "user"), parts=parts, native_role=who, at=at, ext=ext_of(NAME, rest))
 
 
@@ -128,7 +127,7 @@ def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str,
     out["turns"] = []
     for message in conversation.messages:
         turn = {"who": WHO[message.role], "say": write_say(message.parts, notes)}
-        out["turns"].append(added(turn, message, NAME) if notes.is_home else turn)
+        out["turns"].append(notes.own(turn, message))
     if conversation.tools:
         out["gadgets"] = [write_tool(tool, notes) for tool in conversation.tools]
     left = dict(conversation.options)
@@ -141,12 +140,12 @@ def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str,
         out["effort"] = word
         del left["reasoning_effort"]
     notes.lose_options(left)
-    return added(out, conversation, NAME) if notes.is_home else out
+    return notes.own(out, conversation)
 
 
 def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
     out = without_none({"tool": tool.name, "about": tool.description, "takes": tool.schema})
-    return added(out, tool, NAME) if notes.is_home else out
+    return notes.own(out, tool)
 
 
 # Answers --------------------------------------------------------------------------------------------------------------
@@ -167,14 +166,12 @@ def read_answer(document: Json) -> ir.Answer:
 
 
 def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
-    if answer.error is not None and not answer.candidates:
-        return write_error(answer, notes, {}, {})
     out = without_none({"number": answer.id, "robot": answer.model})
     for candidate in answer.candidates[:1]:
         out |= {"say": write_say(candidate.message.parts, notes), "outcome": ENDINGS.write(candidate, notes)}
     if answer.usage is not None:
         out["bill"] = USAGE.write(answer.usage, notes)
-    return added(out, answer, NAME) if notes.is_home else out
+    return notes.own(out, answer)
 
 
 # Streams --------------------------------------------------------------------------------------------------------------

@@ -54,14 +54,16 @@ def unequal(before: Any, after: Any, pointer: str = "") -> list[str]:
         return [at for key, step in steps for at in unequal(before.get(key), after.get(key), f"{pointer}/{step}")]
     if isinstance(before, list) and isinstance(after, list):
         return _in_list(before, after, pointer)
-    one, two = only_text(before), only_text(after)
-    return [] if type(one) is type(two) and one == two else [pointer]
+    if isinstance(before, str) and is_one_text(after):
+        return unequal([{"type": after[0].get("type"), "text": before}], after, pointer)
+    if isinstance(after, str) and is_one_text(before):
+        return unequal(before, [{"type": before[0].get("type"), "text": after}], pointer)
+    return [] if type(before) is type(after) and before == after else [pointer]
 
 
-def only_text(value: Any) -> Any:
-    if isinstance(value, list) and [sorted(one) for one in value if isinstance(one, dict)] == [["text", "type"]]:
-        return value[0]["text"]
-    return value
+def is_one_text(value: Any) -> bool:
+    """Whether a value is a list of one block, which has a text."""
+    return isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and "text" in value[0]
 
 
 def _in_list(before: list[Any], after: list[Any], pointer: str) -> list[str]:

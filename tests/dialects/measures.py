@@ -52,13 +52,15 @@ def m1(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
 
 
 def edited(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
-    """M1 after an edit: the first text is another one, and all else stands as it was or is named."""
+    """M1 after an edit: the first text, else the model, is another one, and all else stands as it was or is named."""
     for name in corpus.names:
         for kind in KINDS:
             for title, document in corpus.documents(name, kind):
                 done: list[int] = []
                 value = edit_first(reader(name, kind)(document).value, done)
-                written = writer(name, kind)(value if done else msgspec.structs.replace(value, raw=None))
+                if not done:
+                    value, done = edit_head(value), [1]
+                written = writer(name, kind)(value)
                 named = {loss.path for loss in written.losses}
                 found = [at for at in differ.changed(document, written.value) if not differ.is_named(at, named)]
                 yield f"{name} {kind} {title!r}", str(found) if len(found) != len(done) else None
@@ -73,6 +75,12 @@ def edit_first(value: Any, done: list[int]) -> Any:
         held = [name for name in ("messages", "parts", "candidates", "message") if name in value.__struct_fields__]
         return msgspec.structs.replace(value, **{name: edit_first(getattr(value, name), done) for name in held})
     return tuple(edit_first(one, done) for one in value) if isinstance(value, tuple) else value
+
+
+def edit_head(value: Any) -> Any:
+    """Change the model of a document, or the words of an error."""
+    field = "error" if getattr(value, "error", None) and not value.candidates else "model"
+    return msgspec.structs.replace(value, **{field: MARK})
 
 
 # M2 -------------------------------------------------------------------------------------------------------------------
@@ -91,8 +99,19 @@ def across(document: Any, source: str, target: str, kind: str) -> Any:
 def silent(document: Any, done: Any, source: str, target: str, kind: str) -> list[str]:
     """Return what does not come back equal from a translation and is not named by it."""
     back = writer(source, kind)(reader(target, kind)(done.value).value)
-    named = {path for loss in done.losses for path in (loss.path, camel(loss.path))}
+    named = {path for loss in done.losses for path in spellings(loss.path)}
     return [at for at in unequal(source, document, back.value) if not differ.is_named(at, named)]
+
+
+def spellings(path: str) -> set[str]:
+    """Return a loss's path, also as `one_spelling` writes it."""
+    out = {path, camel(path)}
+    for one, other in (
+        ("/max_completion_tokens", "/max_tokens"), ("/parameters/", "/parametersJsonSchema/"),
+        ("/responseSchema/", "/responseJsonSchema/"),
+    ):  # fmt: skip
+        out |= {f"{found}/".replace(f"{one.rstrip('/')}/", f"{other.rstrip('/')}/").rstrip("/") for found in out}
+    return out
 
 
 def camel(value: Any) -> Any:
@@ -107,8 +126,47 @@ def camel(value: Any) -> Any:
 
 
 def unequal(source: str, document: Any, back: Any) -> list[str]:
-    """Return what does not come back equal, in camelCase where the vendor takes two spellings."""
-    return differ.unequal(*((camel(document), camel(back)) if source == "gemini" else (document, back)))
+    """Return what does not come back equal; the two spellings that a vendor takes of one thing are one."""
+    return differ.unequal(*(one_spelling(source, value) for value in (document, back)))
+
+
+def one_spelling(source: str, document: Any) -> Any:
+    """Return a document in one of the spellings that its vendor documents as equal."""
+    if source == "gemini":  # ai.google.dev, FunctionDeclaration and GenerationConfig: two members for one schema
+        return schemas_alike(camel(document))
+    if source in ("openai", "kimi", "copilot") and isinstance(document, dict) and "max_tokens" not in document:
+        return {{"max_completion_tokens": "max_tokens"}.get(key, key): value for key, value in document.items()}
+    return document
+
+
+def schemas_alike(value: Any) -> Any:
+    """Say each schema of a Gemini document as JSON Schema, at the newer of its two places."""
+    if isinstance(value, list):
+        return [schemas_alike(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    out = {}
+    for key, one in value.items():
+        place = {"parameters": "parametersJsonSchema", "responseSchema": "responseJsonSchema"}.get(key, key)
+        if place != key and place not in value:
+            out[place] = as_json_schema(one)
+        else:
+            out[key] = one if key in ("args", "response", "parametersJsonSchema") else schemas_alike(one)
+    return out
+
+
+def as_json_schema(value: Any) -> Any:
+    """Write types in lower case and `nullable` as a type, as JSON Schema does."""
+    if isinstance(value, list):
+        return [as_json_schema(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    out = {key: as_json_schema(one) if isinstance(one, dict | list) else one for key, one in value.items()}
+    if isinstance(out.get("type"), str):
+        out["type"] = out["type"].lower()
+        if out.pop("nullable", False):
+            out["type"] = [out["type"], "null"]
+    return out
 
 
 def m2(corpus: Corpus = CONTRACTS, *, with_types: bool = True) -> Iterator[Finding]:
@@ -344,7 +402,7 @@ def m6(corpus: Corpus = CONTRACTS) -> Iterator[Finding]:
                     continue
                 named = {loss.path for loss in (*there.losses, *back.losses) if loss.kind == "synthesised"}
                 named |= {loss.path for loss in there.losses}
-                named |= set(map(camel, named))
+                named = {path for one in named for path in spellings(one)}
                 wrong = [at for at in unequal(source, document, back.value) if not differ.is_named(at, named)]
                 yield where, str(wrong) if wrong else None
 

@@ -50,7 +50,7 @@ REQUESTS: Final[dict[str, ir.Conversation]] = {
     ),
     "developer's text": ask(
         messages=(
-            ir.Message(role="system", native_role="developer", parts=(TEXT,), flat=True),
+            ir.Message(role="system", native_role="developer", parts=(TEXT,)),
             ir.Message(role="user", parts=(TEXT,)),
         )
     ),
@@ -70,7 +70,7 @@ REQUESTS: Final[dict[str, ir.Conversation]] = {
     "call and result": result(),
     "result that is an error": result(is_error=True),
     "result with an image": result(
-        content=(ir.Text(text="see"), ir.Media(kind="image", media_type="image/png", data=PNG)), flat=False
+        content=(ir.Text(text="see"), ir.Media(kind="image", media_type="image/png", data=PNG))
     ),
     "thinking given back": turn(
         ir.Message(role="assistant", parts=(ir.Thinking(text="hm", field="reasoning_content"), TEXT)),
@@ -235,8 +235,9 @@ notes. Additions that the target requires have the kind `synthesised` and the co
 `--strict`. What would change the meaning is an error and no loss: state that the vendor keeps (`previous_response_id`,
 a container, a cache), a result without its call, a forced tool that only the other vendor runs.
 
-To its own dialect a document goes back as it came. After an edit it is written from what was read: all but the edit
-stands as before, and a place that is written in another form is named.
+To its own dialect a document goes back as it came. After an edit it is the same document with that edit: what the edit
+does not change keeps its spelling. Where both would contradict each other, the document is written in our form, and
+what is then written in another form is named.
 
 | code | meaning |
 |---|---|
@@ -262,19 +263,21 @@ acme = "your_package.acme:DIALECT"
 
 1. **Words.** Roles, and `Endings(stops, words)`: the vendor's reasons to stop → ours, and ours → the vendor's. Every
    reason of `ir.Stop` and `None` needs a word; where the vendor has none, one that does not say that all went well.
-2. **`read_block`, `write_block`.** Copy the object, `pop` what is known, and leave the rest in `ext_of(NAME, rest)`; a
-   member that you add and the document did not have is `UNSAID` there. A block of an unknown kind is an `ir.Opaque`. To
-   write, `match` on our blocks; on the way home (`notes.is_home`) `added` puts the rest back. A block without a word
-   here is named by `notes.lose_part`. `write_blocks` and `write_content` write lists of blocks, and texts.
+2. **`read_block`, `write_block`.** Copy the object, `pop` what is known, and leave the rest in `ext_of(NAME, rest)`. A
+   block of an unknown kind is an `ir.Opaque`. To write, `match` on our blocks; `notes.own` puts the rest back if the
+   target is the vendor itself. A block without a word here is named by `notes.lose_part`. If the kind of a block is its
+   member `type`, `read_part` and `write_part` do all this around the `match`. `write_parts` and `write_content` write
+   lists of blocks, and texts. One form of each thing is enough: `vendor` keeps the spelling of the document.
 3. **`read_request`, `write_request`.** `members_of`, `pop_list`, `pop_inner` and `put_back` take members,
    `read_content` a text or a list of blocks, `OptionsRead` options of the same value, which `write_options` writes
    within the server's bounds; `options_at` says where each was. `notes.bounded`, `notes.change_option` and
    `notes.lose_option` name what the server refuses. `outside` parts the system text from the messages. `ServerLimits`
    says which letters, blocks and arguments the server takes: what it refuses has another form before it is written.
-   `conversation_of` and `answer_of` take the head of a document: model, tools, id, counters.
-4. **`read_answer`, `write_answer`.** What was said as one message, and why it ended; `read_error` and `write_error` are
-   for bodies that only say an error. `Counters({{"heard": "input"}})` reads and writes token counters: path → field of
-   `ir.TokenCounts`; `apart` where the vendor counts a field beside another one, `total=""` where it says no sum.
+   `conversation_of`, `tool_of` and `answer_of` take the head of a document, a tool, and the head of an answer.
+4. **`read_answer`, `write_answer`.** What was said as one message, and why it ended; `read_error` is for bodies that
+   only say an error, which `vendor` writes. `Counters({{"heard": "input"}})` reads and writes token counters: path →
+   field of `ir.TokenCounts`; `apart` where the vendor counts a field beside another one, `total=""` where it says no
+   sum.
 5. **`StreamReader`.** `handlers`, kind of a chunk → what reads it (`tag` is the member that says the kind), or its own
    `read`: `begun(id, model)`, `self.begin(key, part)`, `self.more(key, text)`, `self.end(key)`,
    `self.count(counters, at)`, `self.stop(word, at)`, `failure(…)` and, at a last chunk, `self.finish()`.

@@ -81,10 +81,28 @@ def invalid(dialect: str, kind: str, document: Any) -> str | None:
             elif family == "gemini":
                 _check_gemini(document)
             else:
-                _consume(_adapter(family).validate_python(document))
+                _consume(_adapter(family).validate_python(without_films(document) if dialect == "kimi" else document))
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:400]}"
     return None
+
+
+def without_films(document: Any) -> Any:
+    """Leave out what Kimi's page has beside the SDK that it recommends: films as data or by a file's id.
+
+    platform.kimi.ai, docs/api/chat, read 2026-11.
+    """
+    messages = []
+    for message in document["messages"]:
+        content = message.get("content")
+        if isinstance(content, list):
+            message = {**message, "content": [block for block in content if not is_film(block)]}
+        messages.append(message)
+    return {**document, "messages": messages}
+
+
+def is_film(block: dict[str, Any]) -> bool:
+    return block["type"] == "video_url" and str(block["video_url"]["url"]).startswith(("data:video/", "ms://"))
 
 
 @functools.cache

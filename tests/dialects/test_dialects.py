@@ -305,7 +305,7 @@ def test_a_whole_stream_is_read_in_any_framing() -> None:
     assert read_stream(lines, "gemini") == chunks
 
 
-@pytest.mark.parametrize(("name", "member"), [("openai", "max_completion_tokens"), ("kimi", "max_tokens")])
+@pytest.mark.parametrize(("name", "member"), [("openai", "max_completion_tokens"), ("copilot", "max_tokens")])
 def test_a_limit_that_no_document_named_has_the_vendors_own_word(name: str, member: str) -> None:
     said = ir.Message(role="user", parts=(ir.Text(text="hello"),))
     own = ir.Conversation(dialect=name, messages=(said,), model="m", options={"max_tokens": 9})

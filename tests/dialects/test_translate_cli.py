@@ -27,7 +27,7 @@ def translate(*words: str, data: bytes, env: dict[str, str] | None = None) -> su
 
 
 def test_a_request_goes_in_and_the_other_vendors_comes_out() -> None:
-    done = translate("--from", "claude", "--to", "kimi", data=json.dumps(REQUEST).encode())
+    done = translate("--from", "claude", "--to", "copilot", data=json.dumps(REQUEST).encode())
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == REQUEST
     assert done.stderr == b""

@@ -269,8 +269,8 @@ def test_messages_without_tool_choice_then_without_tools() -> None:
 def test_messages_as_blocks_where_strings_are_refused() -> None:
     words = 'system: invalid type: string "Be brief.", expected a sequence'
     refuses = Turn(when=When(is_text="/system"), times=None, fault=Fault(status=422, message=words))
-    system = Message(role="system", parts=(Text(text="Be brief."),), flat=True)
-    user = Message(role="user", parts=(Text(text="hello"),), flat=True)
+    system = Message(role="system", parts=(Text(text="Be brief."),))
+    user = Message(role="user", parts=(Text(text="hello"),))
     done = talk("anthropic", [refuses, Turn(text="ok")], conversation("anthropic", system, user))
     body = done.bodies[-1]
     assert body["system"] == [{"type": "text", "text": "Be brief."}]
