@@ -166,7 +166,8 @@ def npm_programs(needs: Callable[[str], str]) -> Callable[..., Path]:
     def installed(*packages: str) -> Path:
         needs("node")
         npm = needs("npm")
-        name = packages[0].partition("@")[0] + "-" + hashlib.sha256(" ".join(packages).encode()).hexdigest()[:12]
+        first = packages[0].removeprefix("@").partition("@")[0].replace("/", "-")
+        name = first + "-" + hashlib.sha256(" ".join(packages).encode()).hexdigest()[:12]
         cache = ROOT / ".cache" / name
         draft = cache.with_name(f"{name}.{os.getpid()}")
         words = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", *packages]

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from backplane import api
+from backplane.config import BackendSettings, Settings
+from backplane.contract.approval import Decision
+from backplane.contract.events import Approval
+from backplane.contract.work import PolicyProfile
 from backplane.testing import Call, Fault, ModelServer, Turn
 
 WAIT_S = 20.0
 WRITE = Call(name="write_file", input={"path": "made.txt", "content": "marmot\n"})
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(60)).decode()
 WORDS = [{"type": "text", "text": "make it"}]
 
 
@@ -31,6 +39,7 @@ class Editor:
         self._number = -1
         self.updates: list[Any] = []
         self.asked: list[Any] = []
+        self.withdrawn: list[Any] = []
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -40,10 +49,14 @@ class Editor:
             if message.get("method") == "session/update":
                 self.updates.append(message["params"]["update"])
             elif message.get("method") == "session/request_permission":
-                self.asked.append(message["params"])
+                self.asked.append(message)
                 chosen = self._permit(message["params"])
+                if chosen == "later":
+                    continue
                 outcome = {"outcome": "cancelled"} if chosen is None else {"outcome": "selected", "optionId": chosen}
                 self.send({"jsonrpc": "2.0", "id": message["id"], "result": {"outcome": outcome}})
+            elif message.get("method") == "$/cancel_request":
+                self.withdrawn.append(message["params"]["requestId"])
             else:
                 self._answers.put(message)
 
@@ -74,20 +87,32 @@ class Editor:
         return "".join(update["content"]["text"] for update in self.updates if update["sessionUpdate"] == kind)
 
 
-@contextmanager
-def editor(
-    folder: Path, server: ModelServer, permit: Callable[[Any], str | None] = lambda _: "allow"
-) -> Iterator[Editor]:
-    (folder / "work").mkdir(exist_ok=True)
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def settings_in(folder: Path, server: ModelServer, more: str = "") -> list[str]:
+    """Write a configuration with two backends and a policy; return the command of the agent."""
     address = server.base_url("anthropic")
     row = f'host = "api"\noptions = {{ protocol = "anthropic", base_url = "{address}", model = "m" }}\n'
-    (folder / "backplane.toml").write_text(f'default_backend = "one"\n[backends.one]\n{row}[backends.two]\n{row}')
+    rows = f'default_backend = "one"\n[backends.one]\n{row}[backends.two]\n{row}{more}'
+    (folder / "backplane.toml").write_text(rows)
     (folder / "policy.json").write_text('{"require_approval_for": ["write_file"]}')
-    command = [sys.executable, "-m", "backplane", "acp", "--config", str(folder / "backplane.toml")]
+    files = ["--config", str(folder / "backplane.toml"), "--policy", str(folder / "policy.json")]
+    return [sys.executable, "-m", "backplane", "acp", *files]
+
+
+@contextmanager
+def editor(
+    folder: Path, server: ModelServer, permit: Callable[[Any], str | None] = lambda _: "allow", more: str = ""
+) -> Iterator[Editor]:
+    (folder / "work").mkdir(exist_ok=True)
     env = {**os.environ, "BACKPLANE_HOME": str(folder / "home")}
-    with subprocess.Popen(
-        [*command, "--policy", str(folder / "policy.json")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
-    ) as program:
+    command = settings_in(folder, server, more)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as program:
         one = Editor(program, permit)
         hello = one.ask("initialize", protocolVersion=1, clientCapabilities={})
         assert hello["protocolVersion"] == 1
@@ -105,8 +130,9 @@ def test_an_editor_permits_a_call_or_not(tmp_path: Path, chosen: str | None, mad
     with ModelServer(script) as server, editor(tmp_path, server, lambda _: chosen) as one:
         id = one.new(tmp_path / "work")
         assert one.ask("session/prompt", sessionId=id, prompt=WORDS) == {"stopReason": "end_turn"}
-    (asked,) = one.asked
+    (asked,) = [message["params"] for message in one.asked]
     assert asked["toolCall"]["kind"] == "edit"
+    assert asked["toolCall"]["locations"] == [{"path": str(tmp_path / "work" / "made.txt")}]
     assert {option["kind"] for option in asked["options"]} == {"allow_once", "allow_always", "reject_once"}
     assert (tmp_path / "work" / "made.txt").exists() == made
     kinds = [update["sessionUpdate"] for update in one.updates]
@@ -160,6 +186,77 @@ def test_a_cancelled_prompt_ends_as_cancelled(tmp_path: Path) -> None:
         assert one.answer() == {"jsonrpc": "2.0", "id": number, "result": {"stopReason": "cancelled"}}
 
 
+def test_a_cancel_closes_the_question_that_is_open(tmp_path: Path) -> None:
+    with ModelServer(Turn(calls=(WRITE,))) as server, editor(tmp_path, server, lambda _: "later") as one:
+        id = one.new(tmp_path / "work")
+        number = one.begin("session/prompt", sessionId=id, prompt=WORDS)
+        wait_until(lambda: bool(one.asked))
+        one.send({"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": id}})
+        assert one.answer() == {"jsonrpc": "2.0", "id": number, "result": {"stopReason": "cancelled"}}
+    assert one.withdrawn == [one.asked[0]["id"]]
+    assert not (tmp_path / "work" / "made.txt").exists()
+
+
+def test_a_question_is_closed_at_the_time_limit_of_the_run(tmp_path: Path) -> None:
+    script = [Turn(calls=(WRITE,)), Turn(text="all done")]
+    limit = "[limits]\nask_s = 0.5\n"
+    with ModelServer(script) as server, editor(tmp_path, server, lambda _: "later", limit) as one:
+        id = one.new(tmp_path / "work")
+        assert one.ask("session/prompt", sessionId=id, prompt=WORDS) == {"stopReason": "end_turn"}
+        asked = one.asked[0]["id"]
+        late = {"outcome": {"outcome": "selected", "optionId": "allow"}}
+        one.send({"jsonrpc": "2.0", "id": asked, "result": {"outcome": late}})  # It changes nothing any more.
+    assert one.withdrawn == [asked]
+    assert "no answer within 0.5 s" in json.dumps(one.updates)
+    assert not (tmp_path / "work" / "made.txt").exists()
+
+
+def test_all_blocks_that_are_announced_reach_the_model(tmp_path: Path) -> None:
+    prompt = [
+        {"type": "text", "text": "look"},
+        {"type": "resource_link", "uri": "file:///a/b.py", "name": "b.py"},
+        {"type": "resource", "resource": {"uri": "file:///c.py", "text": "import marmot"}},
+        {"type": "image", "data": PNG, "mimeType": "image/png"},
+    ]
+    with ModelServer(Turn(text="seen")) as server, editor(tmp_path, server) as one:
+        id = one.new(tmp_path / "work")
+        assert one.ask("session/prompt", sessionId=id, prompt=prompt) == {"stopReason": "end_turn"}
+        sent = json.dumps(server.requests[-1].body["messages"])
+    assert [words for words in ("look", "[b.py](file:///a/b.py)", "import marmot", PNG) if words not in sent] == []
+
+
+def test_a_session_without_a_prompt_leaves_nothing(tmp_path: Path) -> None:
+    with ModelServer([]) as server, editor(tmp_path, server) as one:
+        id = one.new(tmp_path / "work")
+        one.ask("session/set_mode", sessionId=id, modeId="two")
+        assert one.ask("session/list")["sessions"] == []
+    assert list((tmp_path / "home" / "sessions").iterdir()) == []
+
+
+def test_a_list_names_the_time_of_the_last_change(tmp_path: Path) -> None:
+    with ModelServer([Turn(text="a"), Turn(text="b")]) as server, editor(tmp_path, server) as one:
+        id = one.new(tmp_path / "work")
+        times = []
+        for _ in range(2):
+            one.ask("session/prompt", sessionId=id, prompt=WORDS)
+            times.append(one.ask("session/list")["sessions"][0]["updatedAt"])
+    assert times[0] < times[1]
+
+
+def test_of_two_loads_at_once_one_is_refused(tmp_path: Path) -> None:
+    with ModelServer([Turn(text="a"), Turn(text="b")]) as server, editor(tmp_path, server) as one:
+        id = one.new(tmp_path / "work")
+        one.ask("session/prompt", sessionId=id, prompt=WORDS)
+        one.ask("session/close", sessionId=id)
+        for _ in range(2):
+            one.begin("session/load", sessionId=id, cwd=str(tmp_path / "work"), mcpServers=[])
+        answers = [one.answer(), one.answer()]
+        assert sorted("error" in answer for answer in answers) == [False, True]
+        (error,) = [answer["error"] for answer in answers if "error" in answer]
+        assert (error["code"], "open already" in error["message"]) == (-32602, True)
+        assert one.ask("session/prompt", sessionId=id, prompt=WORDS) == {"stopReason": "end_turn"}
+
+
 def test_a_second_prompt_is_refused_while_one_is_under_way(tmp_path: Path) -> None:
     with ModelServer(Turn(text="slow", fault=Fault(first_byte_ms=1500))) as server, editor(tmp_path, server) as one:
         id = one.new(tmp_path / "work")
@@ -190,14 +287,68 @@ def test_the_end_of_the_editor_ends_everything(tmp_path: Path) -> None:
         assert server.wait_end(1) == "left"
 
 
+def test_our_own_host_for_such_agents_drives_it(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    with ModelServer([Turn(calls=(WRITE,)), Turn(text="all done")]) as server:
+        command = settings_in(tmp_path, server)
+        options = {"program": command[0], "arguments": command[1:], "silence_s": 20}
+        env = {"BACKPLANE_HOME": str(tmp_path / "home")}
+        outer = Settings(backends={"outer": BackendSettings(host="acp", options=options, env=env)}, isolation="off")
+        policy = PolicyProfile(require_approval_for=("write_file",))
+        asked = []
+
+        def on_ask(approval: Approval) -> Decision:
+            asked.append(approval.tool)
+            return approval.allow()
+
+        run = api.run("make it", backend="outer", root=str(work), settings=outer, policy=policy, on_ask=on_ask).check()
+    assert (run.receipt.outcome, run.text) == ("complete", "all done")
+    assert asked == ["write_file"]
+
+
+def processes(mark: str) -> list[str]:
+    """The processes whose command line has these words."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [line for line in lines if mark in line]
+
+
+def test_no_child_outlives_its_editor(tmp_path: Path) -> None:
+    with ModelServer([]) as server, editor(tmp_path, server) as one:
+        id = one.new(tmp_path / "work")
+        assert one.ask("session/set_mode", sessionId=id, modeId="shell") == {}
+        words = [{"type": "text", "text": f"touch begun; sleep 600; : {tmp_path}/mark"}]
+        one.begin("session/prompt", sessionId=id, prompt=words)
+        wait_until((tmp_path / "work" / "begun").exists)
+        assert processes(f"{tmp_path}/mark")
+    wait_until(lambda: not processes(f"{tmp_path}/mark"))
+
+
 WRONG: list[tuple[str, dict[str, Any], int]] = [
     ("nothing/here", {}, -32601),
     ("session/new", {"cwd": "relative", "mcpServers": []}, -32602),
     ("session/new", {"mcpServers": []}, -32602),
     ("session/new", {"cwd": "/", "mcpServers": [{"name": "a", "type": "sse", "url": "http://127.0.0.1:9"}]}, -32602),
-    ("session/prompt", {"sessionId": "none", "prompt": WORDS}, -32602),
-    ("session/load", {"sessionId": "none", "cwd": "/", "mcpServers": []}, -32603),
+    ("session/new", {"cwd": "/", "mcpServers": [{"name": "a"}]}, -32602),
+    ("session/new", {"cwd": "/", "mcpServers": 3}, -32602),
+    ("session/prompt", {"sessionId": "none", "prompt": WORDS}, -32002),
+    ("session/close", {"sessionId": "none"}, -32002),
+    ("session/load", {"sessionId": "none", "cwd": "/", "mcpServers": []}, -32002),
+    ("session/list", {"cursor": "x"}, -32602),
+    # Not announced, so not there.
+    ("authenticate", {"methodId": "a"}, -32601),
+    ("session/fork", {"sessionId": "none", "cwd": "/"}, -32601),
+    ("session/delete", {"sessionId": "none"}, -32601),
+    ("session/set_config_option", {"sessionId": "none", "configId": "a", "value": "b"}, -32601),
 ]
+BAD_PROMPTS: list[Any] = [
+    [], "text", [{"type": "audio", "data": "", "mimeType": "a/b"}], [{"type": "text", "text": " "}],
+    [{"type": "image", "data": "no base64!", "mimeType": "image/png"}],
+    [{"type": "resource", "resource": {"uri": "file:///x", "blob": "AA=="}}],
+]  # fmt: skip
 
 
 def test_wrong_requests_are_answered_with_the_reason(tmp_path: Path) -> None:
@@ -206,5 +357,5 @@ def test_wrong_requests_are_answered_with_the_reason(tmp_path: Path) -> None:
             error = one.ask(method, **params)
             assert (error["code"], bool(error["message"])) == (code, True), (method, error)
         id = one.new(tmp_path / "work")
-        for prompt in ([], "text", [{"type": "audio", "data": "", "mimeType": "a/b"}], [{"type": "text", "text": " "}]):
+        for prompt in BAD_PROMPTS:
             assert one.ask("session/prompt", sessionId=id, prompt=prompt)["code"] == -32602

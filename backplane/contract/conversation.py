@@ -177,6 +177,12 @@ class SessionFile(_ConversationValue, frozen=True, omit_defaults=False):
     losses: tuple[str, ...] = ()
     """Parts that could not be carried over, each once."""
 
+    @property
+    def first_words(self) -> str | None:
+        """The user's first message; None if none was sent."""
+        messages = (message for turn in self.turns for message in turn.messages)
+        return next((message.content for message in messages if isinstance(message, UserMessage)), None)
+
 
 def calls_of(messages: Sequence[Message]) -> list[MessageToolCall]:
     """Return the agent's calls, oldest first."""

@@ -35,6 +35,9 @@ ASKED_MAX: Final = 256
 ASKED_BYTES_MAX: Final = 8 * 1024 * 1024
 """Limit of the total bytes of open requests; a longer request is accepted if no other is open."""
 
+WITHDRAW_S: Final = 1.0
+"""Seconds to write that a call is withdrawn, to a peer that may read nothing."""
+
 END_POLL_S: Final = 1.0
 """Seconds between two checks for the end of the input."""
 
@@ -160,8 +163,13 @@ class Pipe:
         if scope is not None:
             scope.cancel()
 
-    async def call(self, method: str, params: Json, *, timeout_s: float | None) -> Response:
+    async def call(
+        self, method: str, params: Json, *, timeout_s: float | None, withdraw: str | None = None
+    ) -> Response:
         """Send a call and return its answer; the answer has a `fault` if the peer has ended.
+
+        Args:
+            withdraw: notification with `requestId` that is sent if the task is cancelled while it waits.
 
         Raises:
             BackendError: `backend_timeout`, no answer came in time.
@@ -174,6 +182,11 @@ class Pipe:
                 if not self.ended.is_set():
                     await waiting[0].wait()
                 return waiting[1][0] if waiting[1] else Response(id, fault=RpcError(0, "the program ended", gone=True))
+        except anyio.get_cancelled_exc_class():
+            if withdraw is not None:
+                with anyio.move_on_after(WITHDRAW_S, shield=True):
+                    await self.notify(withdraw, {"requestId": id})
+            raise
         finally:
             del self._waiting[id]
         raise BackendError("backend_timeout", f"no answer to {method} within {timeout_s:g} s")

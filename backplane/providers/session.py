@@ -414,7 +414,8 @@ class Session:
             self._provider, self._native = provider, None
             self.file = replace(self.file, provider=provider.name, model=model)
             self._lose(*compose(self._wanted(UserMessage(content="…"), self._tools))[1])
-            await self.save()
+            if self.file.turns:  # Else it is stored with its first message.
+                await self.save()
             return tuple(loss for loss in self.losses if loss not in before)
 
     def take_up(self, saved: SessionFile, *, copied: bool) -> None:

@@ -56,7 +56,9 @@ class Saved:
         replace_file(self.path, data, durable=True)
 
     def close(self) -> None:
-        """Let others write it."""
+        """Let others write it; of a session that was never written, no file stays."""
+        if not self._lock.closed and not self.path.exists():
+            self.path.with_suffix(".lock").unlink(missing_ok=True)
         self._lock.close()
 
 
@@ -197,6 +199,14 @@ def listed(home: Path) -> Iterator[SessionFile | BackplaneError]:
             yield read(path)
         except BackplaneError as error:
             yield error
+
+
+def changed_at(home: Path, file: SessionFile) -> str:
+    """Return the time at which a session was last written."""
+    try:
+        return timestamp_at(path_of(home, file.id).stat().st_mtime_ns)
+    except (OSError, ConfigError):  # Its file has another name.
+        return file.created_at
 
 
 def settled(file: SessionFile, store: Store) -> SessionFile:

@@ -9,7 +9,7 @@ from backplane import config
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser
-from backplane.contract.conversation import SessionFile, UserMessage
+from backplane.contract.conversation import SessionFile
 from backplane.providers import store
 from backplane.view.figures import ID_CHARS
 
@@ -34,6 +34,5 @@ def run(args: Args) -> int:
 
 def _row(home: Path, file: SessionFile) -> str:
     state = "open" if store.is_open(home, file.id) else streams.count(len(file.turns), "turn")
-    messages = (message for turn in file.turns for message in turn.messages)
-    words = next((one.content for one in messages if isinstance(one, UserMessage)), "(no message was sent)")
+    words = "(no message was sent)" if file.first_words is None else file.first_words
     return f"{file.id[:ID_CHARS]}  {state:<9}  {file.provider:<12}  {streams.one_line(words, 60)}"
