@@ -22,7 +22,8 @@ def find_either(store: Store, name: str) -> Remembered | RecordedExchange:
     try:
         return find(store, name)
     except ConfigError:
-        found = {one.id: one for one in beginning(config.home_path(os.environ), name)}
+        found = beginning(config.home_path(os.environ), name)
         if not found:
             raise
-        return found[only(name, [*found], "exchanges")]
+        only(name, [one.id for one in found], "exchanges")
+        return found[0]

@@ -16,8 +16,8 @@ from backplane.config import GatewayClientSettings
 from backplane.errors import BackendError, PolicyError
 from backplane.upstream.cost import MICROS
 
-OPEN_MAX: Final = 256
-"""Exchanges at once, of all clients; each may hold an answer of some MB."""
+OPEN_MAX: Final = 600
+"""Exchanges at once, of all clients; an open stream takes some 100 KB, and a whole answer may take some MB."""
 
 MINUTE_S: Final = 60.0
 RETRY_S: Final = 5

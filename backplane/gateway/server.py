@@ -71,17 +71,19 @@ class ClientReply:
         self.on_first: Callable[[], None] | None = None
         """Called before the first piece is sent."""
         self.status: int | None = None
-        """The status that was sent; None before the head."""
+        """The status of the head; None before it."""
+        self._head: tuple[h11.Event, ...] = ()
+        """The head until it is sent, in one write with what follows it."""
         self._client, self.front, self._id = client, front, exchange
         self._lock = anyio.Lock()
         self._last = time.monotonic()
 
     async def begin(self, status: int, headers: Headers) -> None:
-        """Send the head, unless it was sent."""
+        """Make the head, unless there is one; it goes to the client with what follows."""
         async with self._lock:
-            await self._begin(status, headers)
+            self._begin(status, headers)
 
-    async def _begin(self, status: int, headers: Headers) -> None:
+    def _begin(self, status: int, headers: Headers) -> None:
         if self.status is not None:
             return
         self.status = status
@@ -90,7 +92,11 @@ class ClientReply:
         fields = [*headers, *(field for field in own if field[0] not in names), ("cache-control", "no-store")]
         if not any(name == "content-type" for name, _ in fields):
             fields.append(("content-type", "application/json"))
-        await self._client.send(h11.Response(status_code=status, headers=fields))
+        self._head = (h11.Response(status_code=status, headers=fields),)
+
+    async def _send(self, event: h11.Event) -> None:
+        head, self._head = self._head, ()
+        await self._client.send(*head, event)
 
     async def piece(self, data: bytes) -> None:
         """Send a piece of the answer."""
@@ -99,7 +105,7 @@ class ClientReply:
                 self.on_first()
             self.has_content = True
             self._last = time.monotonic()
-            await self._client.send(h11.Data(data=data))
+            await self._send(h11.Data(data=data))
 
     async def whole(self, status: int, headers: Headers, body: bytes) -> None:
         """Send an answer with one body."""
@@ -109,7 +115,7 @@ class ClientReply:
     async def end(self) -> None:
         """Send the end, if a head was sent."""
         if self.status is not None:
-            await self._client.send(h11.EndOfMessage())
+            await self._send(h11.EndOfMessage())
 
     async def keep_alive(self) -> None:
         """Send a keep-alive whenever the stream is silent, until cancelled."""
@@ -119,8 +125,8 @@ class ClientReply:
                 await anyio.sleep(wait)
                 continue
             async with self._lock:
-                await self._begin(200, [("content-type", "text/event-stream")])
-                await self._client.send(h11.Data(data=self.front.ping))
+                self._begin(200, [("content-type", "text/event-stream")])
+                await self._send(h11.Data(data=self.front.ping))
                 self._last = time.monotonic()
 
     async def fail(self, status: int, error: BackplaneError, headers: Sequence[tuple[str, str]] = ()) -> None:
@@ -425,9 +431,7 @@ async def _plain(client: HttpClient, status: int, message: str) -> None:
     body = encode({"error": {"message": message, "type": "invalid_request_error", "code": status}})
     head = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
     with anyio.move_on_after(HEAD_S_MAX), suppress(h11.LocalProtocolError):
-        await client.send(h11.Response(status_code=status, headers=head))
-        await client.send(h11.Data(data=body))
-        await client.send(h11.EndOfMessage())
+        await client.send(h11.Response(status_code=status, headers=head), h11.Data(data=body), h11.EndOfMessage())
 
 
 async def read_body(client: HttpClient, headers: Mapping[str, str]) -> bytes:
