@@ -33,6 +33,7 @@ SERVE_WORK = str(HERE / "serve.py")
 AGENT_WORK = str(HERE / "agents.py")
 OVERHEAD_WORK = str(HERE / "overhead.py")
 UPSTREAM_WORK = str(HERE / "upstream.py")
+GATEWAY_WORK = str(HERE / "gateway.py")
 PEER_WORK = str(HERE / "peers.py")
 PEER_VENV = ROOT / ".venv-bench"
 PEER_PYTHON = str(PEER_VENV / "bin" / "python")
@@ -550,6 +551,52 @@ def replay() -> list[Line]:
     ]
 
 
+GATEWAY_GOALS = (
+    # figure, what the table calls it, unit, way, goal, at least
+    ("first_8k_ms", "added to the first byte, 8 KB", "ms", "ours, translated", 3.0, False),
+    ("first_50k_ms", "the same, a known history of 50 KB", "ms", "ours, translated", 2.0, False),
+    ("first_50k_ms", "the same, 50 KB, same dialect", "ms", "ours, same dialect", 2.0, False),
+    ("chunk_us", "a translated chunk", "µs", "ours, translated", 25.0, False),
+    ("per_s", "requests a second", "/s", "ours, translated", 1_200.0, True),
+    ("rss_idle", "memory, idle", "MiB", "ours, translated", 45.0, False),
+    ("rss_100", "memory, 100 open streams", "MiB", "ours, translated", 80.0, False),
+    ("start_ms", "start to listening", "ms", "ours, translated", 250.0, False),
+)
+GATEWAY_FIGURES = {
+    "first_8k_ms": ("added first byte, 8 KB", "ms"), "first_50k_ms": ("added first byte, 50 KB", "ms"),
+    "whole_ms": ("added to a whole answer", "ms"), "chunk_us": ("a chunk", "µs"), "per_s": ("requests a second", "/s"),
+    "rss_idle": ("memory, idle", "MiB"), "rss_100": ("memory, 100 open streams", "MiB"),
+    "rss_500": ("memory, 500 open streams", "MiB"), "start_ms": ("start to listening", "ms"),
+}  # fmt: skip
+GATEWAY_PEERS = {"claude-code-router": "ours, translated", "portkey": "ours, same dialect"}
+"""Peer → the way of ours that does the same."""
+
+
+def gateways() -> list[Line]:
+    """What a gateway adds: ours against the goals, and beside the peers."""
+    made = worker(sys.executable, GATEWAY_WORK, root=str(ROOT))
+    figures, lines = made["figures"], []
+    for name, what, unit, way, goal, at_least in GATEWAY_GOALS:
+        found = figures[way].get(name, 0.0 if at_least else float("inf"))
+        line = Line("gateway", what, unit, found, goal, unit, found / goal, gate=1, at_least=at_least)
+        lines.append(line)
+    for peer, way in GATEWAY_PEERS.items():
+        if peer not in figures:
+            why = made["failed"].get(peer, made["absent"])
+            lines.append(Line("gateway", f"beside {peer}", note=f"no peer: {why}"))
+            continue
+        for name, (what, unit) in GATEWAY_FIGURES.items():
+            mine, theirs = figures[way].get(name), figures[peer].get(name)
+            if mine is None or theirs is None:
+                lines.append(Line("gateway", what, note=f"{peer} does not answer this" if mine else "ours failed"))
+                continue
+            gate = 1.0 if name == "per_s" else None
+            lines.append(
+                Line("gateway", what, unit, mine, theirs, peer, mine / theirs, gate=gate, at_least=name == "per_s")
+            )
+    return lines
+
+
 ROWS: dict[str, Callable[[], list[Line]]] = {
     "1": event_path,
     "2": event_path_of_peers,
@@ -571,6 +618,7 @@ ROWS: dict[str, Callable[[], list[Line]]] = {
     "routing": routing,
     "sessions": sessions,
     "replay": replay,
+    "gateway": gateways,
 }
 """Row → what measures it; the numbers are those of the goals, and some of them have no row yet."""
 
