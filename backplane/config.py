@@ -265,6 +265,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         clients: Clients by name; without one, a key is made at each start.
         losses: `fail` refuses a request that another vendor's service cannot get in full; `allow` counts the losses in
             a header of the answer and names them in the record.
+        bodies: True keeps requests and answers beside the record, without known secrets, and of each its first MB.
     """
 
     port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 4180
@@ -272,6 +273,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     agents: dict[str, GatewayAgentSettings] = {}
     clients: dict[str, GatewayClientSettings] = {}
     losses: Literal["allow", "fail"] = "allow"
+    bodies: bool = False
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

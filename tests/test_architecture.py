@@ -65,8 +65,8 @@ ROOMS = {
     "gateway.record": SHAPES,
     "gateway.agents": f"{SHAPES} config dialects dialects.ir gateway gateway.record runtime upstream.cost",
     "gateway": (
-        f"{SHAPES} config dialects dialects.ir gateway.record process sandbox upstream upstream.clients upstream.cost "
-        "upstream.meter upstream.endpoint upstream.presets upstream.prices"
+        f"{SHAPES} config dialects dialects.ir gateway.record process redact sandbox upstream upstream.clients "
+        "upstream.cost upstream.meter upstream.endpoint upstream.presets upstream.prices"
     ),
     "schemas": f"{SHAPES} agents.rows config dialects.ir policy protocol resources sandbox.credentials "
     "upstream.endpoint upstream.presets",

@@ -585,6 +585,10 @@ class ChunkWriter(BlockWriter):
         return [{"text": text, "unknown_blob_names": [], "checkpoint_not_found": False, "workspace_file_chunks": [],
                  **nodes}]  # fmt: skip
 
+    def empty(self) -> list[Json]:
+        """Write a chunk without content, which keeps a silent stream open."""
+        return self._chunk()
+
     def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
         if not isinstance(part, ir.Text | ir.Refusal):
             return None

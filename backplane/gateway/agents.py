@@ -29,7 +29,7 @@ from backplane.dialects.ir import (
 )
 from backplane.errors import TranslationError
 from backplane.gateway.exchange import ExchangeReport, ReplySink
-from backplane.gateway.frames import Frames, encode
+from backplane.gateway.frames import encode
 from backplane.gateway.fronts import ClientCall, stream_of
 from backplane.gateway.routes import AgentTarget, Answering
 from backplane.runtime.plane import ControlPlane
@@ -65,8 +65,8 @@ class AgentExchange:
         self, plane: ControlPlane, row: GatewayAgentSettings, backend: str, call: ClientCall,
         document: dict[str, Any], body: bytes,
     ) -> None:  # fmt: skip
-        self.call, self.document, self.body = call, document, body
-        self.stream = stream_of(call, document)
+        self.call, self.document, self.size = call, document, len(body)
+        self.stream, self.longest = stream_of(call, document), None
         self.report = ExchangeReport()
         self._plane, self._row, self._backend = plane, row, backend
 
@@ -78,13 +78,18 @@ class AgentExchange:
             BackplaneError: the run could not be started, or it failed before its first words.
         """
         self.report.target = targets[0]
-        conversation = dialect(self.call.front.dialect).to_ir(self.document).value
+        if self.document.get("previous_response_id") is not None:
+            raise TranslationError("dialect_mapping_failed", "an agent keeps no answers; send the whole conversation")
+        conversation = self.call.front.read(self.document).value
         self.report.losses = tuple(_lost(conversation))
+        losses = ("x-backplane-losses", str(len(self.report.losses)))
+        reply.expect([("content-type", self.call.kind), losses])
         given: Any = {"root": self._row.root, "policy": self._row.policy}
         async with self._plane.start(task_of(conversation), self._backend, **given) as run:
             self.report.was_asked = True
-            answer = _Answer(self.call, targets[0].model, stream=self.stream)
-            head = [("content-type", answer.kind), ("x-backplane-run", run.id)]
+            answer = _Answer(self.call, self.document, targets[0].model, stream=self.stream)
+            kind = self.call.kind if self.stream else "application/json"
+            head = [("content-type", kind), ("x-backplane-run", run.id), losses]
             async for event in run:
                 if (data := answer.take(event)) and self.stream:
                     await reply.begin(200, head)
@@ -155,15 +160,13 @@ def _last_words(run: Run) -> str:
 class _Answer:
     """The answer in the client's dialect: words as text, thinking and calls as thinking."""
 
-    def __init__(self, call: ClientCall, model: str, *, stream: bool) -> None:
-        self._stream = stream
-        self._dialect = dialect(call.front.dialect)
-        self._writer = self._dialect.StreamWriter(NAME)
+    def __init__(self, call: ClientCall, document: dict[str, Any], model: str, *, stream: bool) -> None:
+        self._stream, self._front = stream, call.front
+        self._writer = call.front.writer(NAME, document)
         self._model, self._index, self._open = model, -1, ""
         self._in_pieces = False
         self.has_words = False
-        self._frames = Frames(self._dialect, as_array=call.as_array)
-        self.kind = self._frames.kind if stream else "application/json"
+        self._frames = call.frames()
 
     def take(self, event: AgentEvent) -> bytes:
         """Return the bytes that an event adds to a stream."""
@@ -187,7 +190,7 @@ class _Answer:
         out += self._write([*events, Stopped(stop="end"), StreamEnded()])
         if self._stream:
             return out + self._frames.end()
-        return encode(self._dialect.response_from_ir(self._writer.sum.answer()).value)
+        return encode(dialect(self._front.dialect).response_from_ir(self._writer.sum.answer()).value)
 
     def _more(self, kind: str, text: str) -> bytes:
         """Return a piece of the answer; another kind of piece begins another block."""

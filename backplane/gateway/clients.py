@@ -40,11 +40,6 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def month() -> str:
-    """Return the calendar month in UTC, as `2026-11`."""
-    return time.strftime("%Y-%m", time.gmtime())
-
-
 class TooMany(BackendError):
     """A client has reached one of its limits; `retry_after_s` says when it may try again."""
 
@@ -54,19 +49,10 @@ class TooMany(BackendError):
 
 
 class Client:
-    """One client and what it has used.
+    """One client: its limits, and what it has open."""
 
-    Args:
-        spent: cost of this month's exchanges so far, in millionths of a dollar.
-    """
-
-    def __init__(self, name: str, settings: GatewayClientSettings, spent: int = 0) -> None:
+    def __init__(self, name: str, settings: GatewayClientSettings) -> None:
         self.name, self._settings = name, settings
-        self.spent = spent
-        """Cost of this month's exchanges so far, in millionths of a dollar."""
-        self._month = month()
-        self.reserved = 0
-        """Cost of the open exchanges, each at the most that it can cost."""
         self._open = 0
         self._starts: deque[float] = deque()
 
@@ -81,15 +67,19 @@ class Client:
         return any(fnmatch.fnmatchcase(model, glob) for glob in self._settings.models)
 
     @contextmanager
-    def place(self) -> Iterator[None]:
+    def place(self, *, is_free: bool) -> Iterator[None]:
         """Take a place for one exchange.
+
+        Args:
+            is_free: it costs nothing, so the rate does not count it: a client may count tokens 40 times at once.
 
         Raises:
             TooMany: `backend_rate_limited`, too many are open, or too many began in this minute.
         """
         if self._open >= self._settings.exchanges_max:
             raise TooMany(f"{self._open} requests of this key are open, which is its limit", RETRY_S)
-        self._note_start(time.monotonic())
+        if not is_free:
+            self._note_start(time.monotonic())
         self._open += 1
         try:
             yield
@@ -107,36 +97,29 @@ class Client:
             raise TooMany(f"this key may send {most} requests a minute", wait)
         self._starts.append(now)
 
-    def reserve(self, at_most: int | None, model: str) -> int:
-        """Reserve the most that an exchange can cost, and return it in millionths of a dollar.
+    def check_budget(self, used: int, at_most: int | None, model: str) -> int:
+        """Return the amount to reserve for an exchange: the most that it can cost, in millionths of a dollar.
 
         Args:
+            used: amount of the budget that is used or reserved.
             at_most: the highest cost; None is unknown.
 
         Raises:
             PolicyError: `policy_denied`, it does not fit into the budget, or its cost is unknown.
         """
         assert self.budget is not None, "only a client with a budget reserves"
-        if self._month != month():
-            self._month, self.spent = month(), 0
         if at_most is None:
             raise PolicyError(
                 "policy_denied", f"this key has a budget, and the price of {model} is unknown",
                 hint="set `prices` in the options of its backend",
             )  # fmt: skip
-        if at_most and self.spent + self.reserved + at_most > self.budget:
-            left = max(self.budget - self.spent - self.reserved, 0) / MICROS
+        if at_most and used + at_most > self.budget:
+            left = max(self.budget - used, 0) / MICROS
             raise PolicyError(
                 "policy_denied", f"the budget of this key has {left:.4f} dollars left this month, and this request may "
                 f"cost {at_most / MICROS:.4f}", hint="raise `budget_usd`, ask for fewer tokens, or take another model",
             )  # fmt: skip
-        self.reserved += at_most
         return at_most
-
-    def settle(self, reserved: int, charged: int) -> None:
-        """Replace a reservation by what is charged."""
-        self.reserved -= reserved
-        self.spent += charged
 
 
 class Clients:
@@ -145,16 +128,13 @@ class Clients:
     Args:
         settings: clients by name.
         only_key: the key of one more client, made for this start.
-        spent: client → cost of this month so far, in millionths of a dollar.
     """
 
-    def __init__(
-        self, settings: Mapping[str, GatewayClientSettings], spent: Mapping[str, int], only_key: str | None = None
-    ) -> None:
+    def __init__(self, settings: Mapping[str, GatewayClientSettings], only_key: str | None = None) -> None:
         rows = dict(settings)
         if only_key is not None:
             rows[ONLY] = GatewayClientSettings(key_sha256=digest(only_key), exchanges_max=OPEN_MAX)
-        self._rows = [(one.key_sha256.lower(), Client(name, one, spent.get(name, 0))) for name, one in rows.items()]
+        self._rows = [(one.key_sha256.lower(), Client(name, one)) for name, one in rows.items()]
 
     def find(self, key: str | None) -> Client:
         """Return the client with a key.

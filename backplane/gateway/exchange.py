@@ -7,37 +7,40 @@ the request is translated, and the answer piece by piece.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import httpx
 import msgspec
 
-from backplane.dialects import StreamTranslation, check_losses, dialect, framing, unnamed_losses
-from backplane.dialects.ir import (
-    Loss,
-    Message,
-    PartDelta,
-    PartStarted,
-    Stopped,
-    StreamEnded,
-    StreamFailed,
-    Text,
-    TokenCounts,
-    UsageSeen,
-)
+from backplane.dialects import check_losses, dialect, framing, unnamed_losses
+from backplane.dialects.ir import Loss, Message, Text, TokenCounts
 from backplane.dialects.pairing import paired
-from backplane.errors import BackplaneError, TranslationError
-from backplane.gateway.customs import CustomCalls, functions_only, lifted
-from backplane.gateway.frames import Frames, encode
-from backplane.gateway.fronts import RESPONSES, ClientCall, stream_of
+from backplane.errors import TranslationError
+from backplane.gateway.answers import (
+    COUNT_BYTES,
+    COUNTERS,
+    Headers,
+    Passing,
+    Translating,
+    allowed,
+    count_of,
+    counted_body,
+    usage_of,
+)
+from backplane.gateway.customs import functions_only
+from backplane.gateway.frames import encode
+from backplane.gateway.fronts import AUGMENT, GEMINI, RESPONSES, ClientCall, stream_of
+from backplane.gateway.kept import KeptResponse, Responses, items_of, keep_response
 from backplane.gateway.proofs import Proofs
 from backplane.gateway.routes import Answering, ModelTarget
 from backplane.gateway.service import Services
+from backplane.sandbox.http import Refused
 from backplane.upstream.arguments import sendable
 from backplane.upstream.client import RefusedAnswer
 from backplane.upstream.endpoint import PROTOCOLS, address, body_of, headers_of
 from backplane.upstream.failure import UpstreamError, UpstreamFailure, stream_failure
 from backplane.upstream.ladder import next_step, prepare
+from backplane.upstream.meter import asked_tokens
 
 MOVABLE: Final = frozenset(
     {"backend_unavailable", "backend_timeout", "backend_rate_limited", "backend_auth_failed",
@@ -48,17 +51,8 @@ MOVABLE: Final = frozenset(
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bytes of an answer that is not streamed; images in base64 have some 30 MB."""
 
-_PASSED_HEADERS: Final = (
-    "content-type", "retry-after", "retry-after-ms", "x-should-retry", "request-id", "x-request-id",
-    "openai-processing-ms", "openai-model",
-)  # fmt: skip
-_PASSED_PREFIXES: Final = ("anthropic-ratelimit-", "x-ratelimit-", "openai-ratelimit-")
-
-OURS: Final = frozenset({"/model", "/stream", "/stream_options"})
-"""Members of a request that the gateway sets itself, so that a change there is no loss."""
-
-FAILED_END: Final = "response.failed"
-"""The end that clients of Responses wait for after a failure."""
+OURS: Final = frozenset({"/model", "/stream", "/stream_options", "/previous_response_id", "/store"})
+"""Members of a request that the gateway sets or heeds itself, so that a change there is no loss."""
 
 BILLING: Final = "x-anthropic-billing-header:"
 """Beginning of a system text that Claude Code changes with each request, for its own service."""
@@ -66,8 +60,20 @@ BILLING: Final = "x-anthropic-billing-header:"
 FOREIGN_MEMBERS: Final = ("api_base", "api_key", "base_url")
 """Members that some gateways let a client name the service with; none is ever heeded here."""
 
-_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-Headers = list[tuple[str, str]]
+PASSED: Final[Mapping[str, tuple[str, ...]]] = {
+    "/embeddings": ("openai_compatible", "openai_responses"),
+    "/responses/compact": ("openai_responses",),
+    "embedContent": ("gemini_ai_studio",),
+    "batchEmbedContents": ("gemini_ai_studio",),
+}
+"""Path or word of a request that cannot be translated → protocols of the services that have it."""
+
+NO_COUNTER: Final = frozenset({404, 405, 501})
+"""Statuses of a service without a counter of tokens."""
+
+
+_WRAPPED: Final = "generateContentRequest"
+"""Member of a request to Gemini's counter that may hold the request to count."""
 
 
 class ReplySink(Protocol):
@@ -75,6 +81,10 @@ class ReplySink(Protocol):
 
     has_content: bool
     """True once a piece of the answer was sent."""
+
+    def expect(self, headers: Headers) -> None:
+        """Name the head of a stream, which may be sent before the first piece."""
+        ...
 
     async def begin(self, status: int, headers: Headers) -> None: ...
     async def piece(self, data: bytes) -> None: ...
@@ -98,10 +108,28 @@ class ExchangeReport(msgspec.Struct, kw_only=True):
     """True once a service may bill the exchange."""
 
 
-def allowed(headers: Mapping[str, str]) -> Headers:
-    """Return the headers of a service's answer that a client gets."""
-    found = [(name.lower(), value) for name, value in headers.items()]
-    return [(name, value) for name, value in found if name in _PASSED_HEADERS or name.startswith(_PASSED_PREFIXES)]
+class Work(Protocol):
+    """A request that is being answered, by a service or by an agent."""
+
+    call: ClientCall
+    stream: bool
+    size: int
+    """Bytes of the request, with what it continues."""
+    longest: int | None
+    """Most tokens of the answer; None if the request does not limit them."""
+    report: ExchangeReport
+
+    async def run(self, targets: Sequence[Any], reply: ReplySink) -> None: ...
+
+
+class Shared(NamedTuple):
+    """The things that all exchanges of one server use."""
+
+    services: Services
+    proofs: Proofs
+    responses: Responses
+    is_strict: bool
+    """Refuse a translation that loses something."""
 
 
 class Exchange:
@@ -110,23 +138,39 @@ class Exchange:
     Args:
         document: the request; `body` is the same in bytes.
         headers: the client's, by names in lower case.
-        is_strict: refuse a translation that loses something.
-        owner: name of the client, whose proofs are its own.
+        owner: name of the client, whose proofs and answers are its own.
+
+    Raises:
+        Refused: the request continues an answer that is not kept for this client.
+        TranslationError: it has a member that would name another service.
     """
 
     def __init__(
         self, call: ClientCall, document: dict[str, Any], body: bytes, headers: Mapping[str, str], *,
-        services: Services, proofs: Proofs, is_strict: bool, owner: str = "",
+        shared: Shared, owner: str, id: str,
     ) -> None:  # fmt: skip
-        self.call, self.document, self.body = call, document, body
+        check_members(document)
+        self.call, self.document = call, document
         self.stream = stream_of(call, document)
         self.report = ExchangeReport()
+        self._body, self._shared, self._owner, self._id = body, shared, owner, id
         self._headers = {
             name: value for name, value in headers.items() if name.startswith(call.front.own_headers or ("\0",))
         }
-        self._services, self._proofs, self._is_strict = services, proofs, is_strict
         self._customs: frozenset[str] = frozenset()
-        self._owner = owner
+        self._previous = self._found_previous()
+        self.size = len(body) + (len(self._previous.items) if self._previous is not None else 0)
+        is_embedding = call.action == "pass" and "mbed" in call.other
+        self.longest = 0 if is_embedding else asked_tokens(document)
+
+    def _found_previous(self) -> KeptResponse | None:
+        id = self.document.get("previous_response_id") if self.call.front is RESPONSES else None
+        if id is None:
+            return None
+        found = self._shared.responses.find((self._owner, str(id)))
+        if found is None:
+            raise unknown_response(str(id))
+        return found
 
     async def run(self, targets: Sequence[ModelTarget], reply: ReplySink) -> None:
         """Ask the services in order until one answers.
@@ -135,12 +179,12 @@ class Exchange:
             UpstreamError: all of them failed before the first piece of an answer.
             TranslationError: the request has no meaning in a service's dialect.
         """
-        check_members(self.document)
+        ask = {"count": self._count, "pass": self._pass}.get(self.call.action, self._ask)
         for place, target in enumerate(targets):
             is_last = place == len(targets) - 1
             self.report.target = target
             try:
-                await self._ask(target, reply)
+                await ask(target, reply)
                 return
             except TranslationError:
                 # Another service may speak a dialect that can say it.
@@ -149,35 +193,26 @@ class Exchange:
                 self.report.tried += (f"{target.backend}: not translated",)
             except UpstreamError as error:
                 if reply.has_content or is_last or error.failure.code not in MOVABLE:
-                    if isinstance(error, RefusedAnswer) and target.dialect != self.call.front.dialect:
+                    if isinstance(error, RefusedAnswer) and not self._is_own(target):
                         raise UpstreamError(error.failure, error.hint) from error
                     raise
                 self.report.tried += (f"{target.backend}: {error.failure.code}",)
                 self.report.paid_attempts += error.failure.may_cost
 
-    async def _ask(self, target: ModelTarget, reply: ReplySink) -> None:
-        """Ask one service; leave out what it refuses if we had added it, or if it is a rung of its ladder."""
-        is_own = target.dialect == self.call.front.dialect
-        request, losses = (self._own(target), ()) if is_own else self._translated(target)
-        taken: tuple[str, ...] = ()
-        first: UpstreamError | None = None
-        while True:
-            try:
-                await self._once(target, request, losses, reply, is_own=is_own)
-                return
-            except UpstreamError as error:
-                first, step = first or error, None
-                if not reply.has_content and (not is_own or request is not self.document):
-                    protocol = target.endpoint.protocol
-                    step = next_step(protocol, request, error.failure, taken, tries_max=1)
-                if step is None or step.rung is None:
-                    # The first refusal is about the whole request, so it says more than one about the rest.
-                    raise (first if first.code == error.code else error) from None
-                request, taken, losses = step.request, (*taken, step.rung), (*losses, *step.losses)
+    # What a service is asked
+
+    def _is_own(self, target: ModelTarget) -> bool:
+        return target.dialect == self.call.front.dialect
+
+    def _account(self, target: ModelTarget) -> str:
+        """Return what proofs and answers are bound to: a client, a service and the key that asks it."""
+        return f"{self._owner} {target.endpoint.base_url} {hash(target.endpoint.key)}"
 
     def _own(self, target: ModelTarget) -> dict[str, Any]:
         """Return the request for a service of the same dialect: the document itself if nothing has to change."""
-        request = self.document
+        previous = self._previous
+        is_known = previous is None or (previous.endpoint is not None and previous.account == self._account(target))
+        request = self.document if is_known else self._continued(target)
         if "model" in request and request["model"] != target.model:
             request = {**request, "model": target.model}
         if self._asks_usage(target):
@@ -186,6 +221,14 @@ class Exchange:
             request = {**request, "stream_options": {**options, "include_usage": True}}
         return request
 
+    def _continued(self, target: ModelTarget) -> dict[str, Any]:
+        """Return the request with the conversation that it continues."""
+        if self._previous is None:
+            return self.document
+        rest = {name: value for name, value in self.document.items() if name != "previous_response_id"}
+        before = self._previous.conversation(self._account(target), is_own=self._is_own(target))
+        return {**rest, "input": [*before, *items_of(self.document.get("input"))]}
+
     def _asks_usage(self, target: ModelTarget) -> bool:
         """Return True if a stream has its counters only because we ask for them."""
         if not self.stream or target.endpoint.protocol != "openai_compatible" or self.call.front.name != "chat":
@@ -193,18 +236,15 @@ class Exchange:
         options = self.document.get("stream_options")
         return not (isinstance(options, dict) and options.get("include_usage"))
 
-    def _account(self, target: ModelTarget) -> str:
-        """Return what proofs are bound to: a client, a service and the key that asks it."""
-        return f"{self._owner} {target.endpoint.base_url} {hash(target.endpoint.key)}"
-
     def _translated(self, target: ModelTarget) -> tuple[dict[str, Any], tuple[Loss, ...]]:
         """Write the request in the dialect of a service, and name what that loses.
 
         Raises:
             TranslationError: its meaning would break, or something is lost and the gateway is strict.
         """
-        source, writer = dialect(self.call.front.dialect), dialect(target.dialect)
-        read = source.to_ir(lifted(self.document) if self.call.front is RESPONSES else self.document)
+        front, writer, document = self.call.front, dialect(target.dialect), self._continued(target)
+        document = document.get(_WRAPPED, document)
+        read = front.read(document)
         plain, self._customs = functions_only(read.value)
         conversation, mended = sendable(plain, writer.limits.tool_name)
         protocol = target.endpoint.protocol
@@ -219,40 +259,148 @@ class Exchange:
         written = writer.from_ir(changed)
         request, added = prepare(protocol, written.value, parallel=True)
         named = (*read.losses, *mended, *repaired.losses, *written.losses, *added)
-        rest = unnamed_losses(self.document, request, source, writer, named)
-        losses = tuple(loss for loss in (*named, *rest) if loss.is_material and loss.path not in OURS)
-        if self._is_strict:
+        if front is not AUGMENT:  # Its requests are only read, so they cannot be compared.
+            named += tuple(unnamed_losses(document, request, dialect(front.dialect), writer, named))
+        losses = tuple(loss for loss in named if loss.is_material and loss.path not in OURS)
+        if self._shared.is_strict and self.call.action == "generate":
             check_losses(losses, "fail")
-        return self._proofs.restore(self._account(target), target.dialect, request), losses
+        return self._shared.proofs.restore(self._account(target), target.dialect, request), losses
+
+    # The three ways to ask
+
+    async def _ask(self, target: ModelTarget, reply: ReplySink) -> None:
+        """Ask one service; leave out what it refuses if we had added it, or if it is a rung of its ladder."""
+        is_own = self._is_own(target)
+        request, losses = (self._own(target), ()) if is_own else self._translated(target)
+        taken: tuple[str, ...] = ()
+        first: UpstreamError | None = None
+        while True:
+            try:
+                await self._once(target, request, losses, reply)
+                return
+            except UpstreamError as error:
+                first, step = first or error, None
+                if not reply.has_content and (not is_own or request is not self.document):
+                    protocol = target.endpoint.protocol
+                    step = next_step(protocol, request, error.failure, taken, tries_max=1)
+                if step is None or step.rung is None:
+                    # The first refusal is about the whole request, so it says more than one about the rest.
+                    raise (first if first.code == error.code else error) from None
+                request, taken, losses = step.request, (*taken, step.rung), (*losses, *step.losses)
+
+    async def _pass(self, target: ModelTarget, reply: ReplySink) -> None:
+        """Send a request on that cannot be translated, and its whole answer back."""
+        other, backend = self.call.other, target.backend
+        if target.endpoint.protocol not in PASSED[other]:
+            raise TranslationError(
+                "dialect_mapping_failed", f"{other} cannot be translated, and {backend!r} speaks "
+                f"{target.endpoint.protocol}",
+                hint=f"route the model to a backend with protocol = {' or '.join(map(repr, PASSED[other]))}",
+            )  # fmt: skip
+        self.report.was_asked, self.report.tokens = True, None
+        body, headers = await self._fetch(target, self._renamed(target))
+        self.report.tokens = usage_of(body)
+        await reply.whole(200, [*headers, ("x-backplane-losses", "0")], body)
+
+    def _renamed(self, target: ModelTarget) -> bytes:
+        """Return the body with the model's name at the service; the same bytes if that is the client's name."""
+        if self.call.front is not GEMINI:
+            request = self._own(target)
+            return self._body if request is self.document else encode(request)
+        name, rows = f"models/{target.model}", self.document.get("requests")
+        if name == f"models/{self.call.model}":
+            return self._body
+        renamed = {**self.document, **({"model": name} if "model" in self.document else {})}
+        if isinstance(rows, list):
+            renamed["requests"] = [{**row, "model": name} if isinstance(row, dict) else row for row in rows]
+        if isinstance(inner := self.document.get(_WRAPPED), dict):
+            renamed[_WRAPPED] = {**inner, "model": name}
+        return encode(renamed)
+
+    async def _count(self, target: ModelTarget, reply: ReplySink) -> None:
+        """Let the service count the request's tokens; estimate them if it has no counter."""
+        protocol, is_own = target.endpoint.protocol, self._is_own(target)
+        headers: Headers = []
+        tokens: int | None = None
+        if protocol in COUNTERS:
+            try:
+                if is_own:
+                    body = self._renamed(target)
+                else:
+                    body = counted_body(protocol, self._translated(target)[0], target.model)
+                answer, headers = await self._fetch(target, body, COUNTERS[protocol])
+                if is_own:
+                    await reply.whole(200, headers, answer)
+                    return
+                tokens = count_of(msgspec.json.decode(answer))
+            except RefusedAnswer as error:
+                if error.failure.status not in NO_COUNTER:
+                    raise
+            except framing.UNREADABLE:
+                tokens = None
+        if tokens is None:
+            tokens, headers = -(-self.size // COUNT_BYTES), [("x-backplane-estimate", "1")]
+        name = "totalTokens" if self.call.front is GEMINI else "input_tokens"
+        kind = {"object": "response.input_tokens"} if self.call.front is RESPONSES else {}
+        rest = [(key, value) for key, value in headers if key != "content-type"]
+        await reply.whole(200, rest, encode({name: tokens, **kind}))
+
+    async def _fetch(self, target: ModelTarget, body: bytes, other: str = "") -> tuple[bytes, Headers]:
+        """Ask for something that is not streamed. Raises UpstreamError."""
+        endpoint = target.endpoint
+        url = address(endpoint, target.model, stream=False, other=other or self.call.other)
+        headers = headers_of(endpoint, stream=False)
+        if self._is_own(target) or self.call.action == "pass":
+            url, headers = with_query(url, self.call.query), {**headers, **self._headers}
+        parts: list[bytes] = []
+        async with self._shared.services.send(endpoint, url, headers, body) as response:
+            async for data in response.aiter_bytes():
+                parts.append(data)
+                check_size(sum(map(len, parts)))
+            return b"".join(parts), allowed(response.headers)
 
     async def _once(
-        self, target: ModelTarget, request: dict[str, Any], losses: tuple[Loss, ...], reply: ReplySink, *, is_own: bool
+        self, target: ModelTarget, request: dict[str, Any], losses: tuple[Loss, ...], reply: ReplySink
     ) -> None:
-        endpoint = target.endpoint
+        endpoint, is_own = target.endpoint, self._is_own(target)
         url = address(endpoint, target.model, stream=self.stream)
         headers = headers_of(endpoint, stream=self.stream)
         if is_own:
             url, headers = with_query(url, self.call.query), {**headers, **self._headers}
-            body = self.body if request is self.document else encode(body_of(endpoint, request, stream=self.stream))
-        else:
-            body = encode(body_of(endpoint, request, stream=self.stream))
+        is_same = is_own and request is self.document
+        body = self._body if is_same else encode(body_of(endpoint, request, stream=self.stream))
         self.report.was_asked, self.report.losses = True, losses
         self.report.tokens, self.report.failure = None, None  # Of an attempt before.
-        async with self._services.post(endpoint, url, headers, body) as response:
+        reply.expect([("content-type", self.call.kind), ("x-backplane-losses", str(len(losses)))])
+        async with self._shared.services.send(endpoint, url, headers, body) as response:
             reader = (
-                Passing(target, response, hides_usage=self._asks_usage(target))
+                Passing(target, response, self.call, hides_usage=self._asks_usage(target))
                 if is_own
-                else Translating(target, response, self.call, stream=self.stream, customs=self._customs)
+                else Translating(
+                    target, response, self.call, self.document, stream=self.stream, customs=self._customs, id=self._id
+                )
             )
             try:
-                await self._read(reader, response, reply)
+                await self._read(target, reader, response, reply)
             finally:
                 self.report.tokens = reader.tokens
                 self.report.losses = (*losses, *reader.losses)
         if isinstance(reader, Translating) and reader.answer is not None:
-            self._proofs.keep(self._account(target), target.dialect, reader.answer)
+            self._shared.proofs.keep(self._account(target), target.dialect, reader.answer)
 
-    async def _read(self, reader: Passing | Translating, response: httpx.Response, reply: ReplySink) -> None:
+    def _keep(self, target: ModelTarget, reader: Passing | Translating) -> None:
+        """Keep an answer that a later request may continue."""
+        if reader.response is not None and reader.failure is None and self.document.get("store") is not False:
+            endpoint = target.endpoint if self._is_own(target) else None
+            asked = self._continued(target).get("input")
+            account = self._account(target)
+            keep_response(self._shared.responses, self._owner, asked, reader.response, account, endpoint)
+
+    # The answer
+
+    async def _read(
+        self, target: ModelTarget, reader: Passing | Translating, response: httpx.Response, reply: ReplySink
+    ) -> None:
         """Hand an answer on, from its first content; before that, a failure leaves room for the next service.
 
         Raises:
@@ -260,10 +408,13 @@ class Exchange:
         """
         head = [*reader.headers, ("x-backplane-losses", str(len(self.report.losses)))]
         held: list[bytes] = []
+        size = 0
         try:
             async for data in response.aiter_bytes():
+                size += len(data)
+                check_size(size)
                 held += reader.feed(data)
-                self._check(reader, reply)
+                self._check(target, reader, reply)
                 if reader.has_content and self.stream:
                     held = await self._hand_on(held, head, reply)
         except httpx.HTTPError as error:
@@ -271,10 +422,11 @@ class Exchange:
                 raise
             held += reader.break_off(str(error) or type(error).__name__)
         held += reader.finish()
-        self._check(reader, reply)
+        self._check(target, reader, reply)
         if not reader.has_content:
             text = "the service ended its answer before it said anything"
             raise UpstreamError(UpstreamFailure(code="stream_closed", message=text, status=200, may_pass=True))
+        self._keep(target, reader)  # Before the last piece: the client may continue at once.
         if self.stream:
             await self._hand_on(held, head, reply)
         else:
@@ -287,14 +439,27 @@ class Exchange:
             await reply.piece(b"".join(held))
         return []
 
-    def _check(self, reader: Passing | Translating, reply: ReplySink) -> None:
+    def _check(self, target: ModelTarget, reader: Passing | Translating, reply: ReplySink) -> None:
         """Note a failure inside the stream. Raises UpstreamError before the first content."""
         if reader.failure is None:
             return
-        failed = stream_failure(reader.failure.raw or reader.failure.code, reader.failure.message, reader.secret)
+        failed = stream_failure(reader.failure.raw or reader.failure.code, reader.failure.message, target.endpoint.key)
         self.report.failure = failed.message
         if not reply.has_content:
             raise UpstreamError(failed)
+
+
+def check_size(size: int) -> None:
+    """Raise UpstreamError if an answer is too long."""
+    if size > ANSWER_BYTES_MAX:
+        text = f"the answer is over {ANSWER_BYTES_MAX} bytes"
+        raise UpstreamError(UpstreamFailure(code="dialect_mapping_failed", message=text, status=200))
+
+
+def unknown_response(id: str) -> Refused:
+    """Return the error for an answer that is not kept for this client."""
+    why = "it was never this key's, was not stored, or is older than what the gateway keeps in memory"
+    return Refused(404, f"Response with id {id[:100]!r} not found: {why}; send the whole conversation as input")
 
 
 def check_members(document: Mapping[str, Any]) -> None:
@@ -316,188 +481,8 @@ def without_billing(message: Message) -> Message | None:
     return msgspec.structs.replace(message, parts=parts) if parts else None
 
 
-def asked_tokens(document: Mapping[str, Any]) -> int | None:
-    """Return the most tokens of the answer that a request asks for; None if it says none."""
-    config = document.get("generationConfig")
-    inner = config if isinstance(config, dict) else {}
-    limits = [*map(document.get, _LIMITS), inner.get("maxOutputTokens")]
-    counts = [document.get("n"), inner.get("candidateCount"), 1]
-    most = max((one for one in limits if type(one) is int and one > 0), default=None)
-    return None if most is None else most * max(one for one in counts if type(one) is int)
-
-
 def with_query(url: str, query: str) -> str:
     """Return an address with `beta=true` of the client's query; nothing else of it goes to a service."""
     if "beta=true" not in query.split("&"):
         return url
     return f"{url}{'&' if '?' in url else '?'}beta=true"
-
-
-class AnswerReader:
-    """Reads a service's answer.
-
-    Attributes:
-        has_content: True once something of the answer itself has come.
-        failure: the failure that the stream reports; None if there is none.
-        tokens: the counters; None is unknown.
-    """
-
-    def __init__(self, target: ModelTarget, response: httpx.Response) -> None:
-        self.secret = target.endpoint.key
-        self.framing = framing.Detecting(is_named=target.dialect == "copilot")
-        self.has_content = False
-        self.failure: StreamFailed | None = None
-        self.tokens: TokenCounts | None = None
-        self.losses: tuple[Loss, ...] = ()
-        self.size = 0
-
-    def count(self, data: bytes) -> None:
-        """Raise UpstreamError if the answer is too long."""
-        self.size += len(data)
-        if self.size > ANSWER_BYTES_MAX:
-            text = f"the answer is over {ANSWER_BYTES_MAX} bytes"
-            raise UpstreamError(UpstreamFailure(code="dialect_mapping_failed", message=text, status=200))
-
-    def look(self, events: Sequence[Any]) -> None:
-        for event in events:
-            kind = type(event)
-            if kind is UsageSeen:
-                self.tokens = event.usage
-            elif kind is StreamFailed:
-                self.failure = self.failure or event
-            elif kind is StreamEnded and event.answer is not None:
-                self.tokens = event.answer.usage or self.tokens
-                self.has_content = True
-            elif kind in (PartStarted, PartDelta, Stopped):
-                self.has_content = True
-
-
-class Passing(AnswerReader):
-    """Hands the bytes of an answer on, and reads its counters.
-
-    Args:
-        hides_usage: leave out the counters that only we asked for.
-    """
-
-    def __init__(self, target: ModelTarget, response: httpx.Response, *, hides_usage: bool) -> None:
-        super().__init__(target, response)
-        self.headers = allowed(response.headers)
-        self._reader: Any = dialect(target.dialect).StreamReader()
-        self._hides_usage = hides_usage and "event-stream" in response.headers.get("content-type", "")
-        self._is_readable = True
-
-    def feed(self, data: bytes) -> list[bytes]:
-        self.count(data)
-        documents = self._read(lambda: self.framing.feed(data))
-        return self._shown(documents) if self._hides_usage else [data]
-
-    def finish(self) -> list[bytes]:
-        documents = self._read(self.framing.finish)
-        self._guarded(lambda: self.look(self._reader.finish(done=self.framing.is_done)))
-        if self.size and not self._is_readable:
-            self.has_content = True  # What we cannot read is for the client to judge.
-        out = self._shown(documents) if self._hides_usage else []
-        return [*out, framing.done_bytes()] if self._hides_usage and self.framing.is_done else out
-
-    def break_off(self, _why: str) -> list[bytes]:
-        return []
-
-    def _read(self, step: Any) -> list[Any]:
-        found: list[Any] = []
-
-        def work() -> None:
-            found.extend(step())
-            for document in found:
-                self.look(self._reader.read(document))
-
-        self._guarded(work)
-        return found
-
-    def _guarded(self, step: Any) -> None:
-        try:
-            step()
-        except BackplaneError:  # A wrong answer is passed on, too; its counters stay unknown.
-            self._is_readable, self.tokens = False, None
-
-    def _shown(self, documents: list[Any]) -> list[bytes]:
-        out = []
-        for document in documents:
-            if isinstance(document, dict) and "usage" in document:
-                if document.get("choices") == []:
-                    continue
-                document = {name: value for name, value in document.items() if name != "usage"}
-            out.append(framing.sse_bytes(document))
-        return out
-
-
-class Translating(AnswerReader):
-    """Translates an answer.
-
-    Args:
-        stream: write pieces; else the whole answer at its end.
-    """
-
-    def __init__(
-        self, target: ModelTarget, response: httpx.Response, call: ClientCall, *, stream: bool, customs: frozenset[str]
-    ) -> None:
-        super().__init__(target, response)
-        self._stream = stream
-        self._source, self._target = dialect(target.dialect), dialect(call.front.dialect)
-        self._translation = StreamTranslation(target.dialect, call.front.dialect)
-        self._translation.reader.mends = True  # The service may be a gateway that writes its dialect wrongly.
-        if customs:
-            self._translation.reader = CustomCalls(self._translation.reader, customs)
-        self._frames = Frames(self._target, as_array=call.as_array)
-        self.answer: Any = None
-        """The whole answer in the service's dialect; None until it is complete."""
-        kind = self._frames.kind if stream else "application/json"
-        self.headers: Headers = [("content-type", kind), *_without_type(allowed(response.headers))]
-
-    def feed(self, data: bytes) -> list[bytes]:
-        self.count(data)
-        return self._written([chunk for document in self.framing.feed(data) for chunk in self._fed(document)])
-
-    def _fed(self, document: Any) -> list[Any]:
-        made = self._translation.feed(document)
-        self._watch()
-        return made
-
-    def _watch(self) -> None:
-        total = self._translation.writer.sum
-        self.failure = self.failure or total.failure
-        self.has_content = bool(total.blocks or total.stops or total.whole)
-        self.tokens = total.usage or (total.whole.usage if total.whole is not None else None) or self.tokens
-
-    def finish(self) -> list[bytes]:
-        chunks = [chunk for document in self.framing.finish() for chunk in self._fed(document)]
-        has_failed = self.failure is not None
-        rest = self._translation.finish(done=self.framing.is_done)
-        # Behind a failure, an end would look like a whole answer; only one interface has a failed end of its own.
-        chunks += [chunk for chunk in rest if not has_failed or chunk.get("type") == FAILED_END]
-        self._watch()
-        total = self._translation.writer.sum
-        self.losses = self._translation.losses
-        if self.failure is None and (total.stops or total.whole is not None):
-            self.answer = self._source.response_from_ir(total.answer()).value
-        elif self.failure is None and not self._stream:
-            self.failure = StreamFailed("the stream was cut", "stream_cut")
-        if not self._stream:
-            return [] if self.failure is not None else [encode(self._whole(total))]
-        end = self._frames.end(has_failed=self.failure is not None)
-        return [*self._written(chunks), *([end] if end else [])]
-
-    def _whole(self, total: Any) -> Any:
-        written = self._target.response_from_ir(total.answer())
-        self.losses = (*self.losses, *(loss for loss in written.losses if loss.is_material))
-        return written.value
-
-    def break_off(self, why: str) -> list[bytes]:
-        self.failure = StreamFailed(f"the service's answer broke off: {why}", "stream_cut")
-        return self._written(self._translation.writer.write(self.failure))
-
-    def _written(self, chunks: Sequence[Any]) -> list[bytes]:
-        return [self._frames.write(chunks)] if self._stream and chunks else []
-
-
-def _without_type(headers: Headers) -> Headers:
-    return [(name, value) for name, value in headers if name != "content-type"]

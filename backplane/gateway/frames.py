@@ -1,9 +1,9 @@
-"""The bytes of a streamed answer: server-sent events, or one JSON array."""
+"""The bytes of a streamed answer: server-sent events, lines of JSON, or one JSON array."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -12,23 +12,29 @@ from backplane.dialects import framing
 
 encode: Final = msgspec.json.Encoder().encode
 
+Form = Literal["events", "lines", "array"]
+KINDS: Final[dict[Form, str]] = {
+    "events": "text/event-stream", "lines": "application/x-ndjson", "array": "application/json",
+}  # fmt: skip
+"""Form of a stream → its content type."""
+
 
 class Frames:
     """Writes the chunks of one answer.
 
     Args:
-        dialect: the dialect of the chunks.
-        as_array: write one JSON array, as Gemini does without `alt=sse`.
+        dialect: the dialect of the chunks; events alone need it.
     """
 
-    def __init__(self, dialect: Any, *, as_array: bool) -> None:
-        self._dialect, self._as_array, self._is_first = dialect, as_array, True
-        self.kind = "application/json" if as_array else "text/event-stream"
+    def __init__(self, dialect: Any, form: Form) -> None:
+        self._dialect, self._form, self._is_first = dialect, form, True
 
     def write(self, chunks: Iterable[Json]) -> bytes:
         """Return the bytes of chunks."""
-        if not self._as_array:
+        if self._form == "events":
             return b"".join(framing.sse_bytes(chunk, self._dialect.event_name(chunk)) for chunk in chunks)
+        if self._form == "lines":
+            return b"".join(encode(chunk) + b"\n" for chunk in chunks)
         out = b""
         for chunk in chunks:
             out += (b"[" if self._is_first else b",\r\n") + encode(chunk)
@@ -37,6 +43,7 @@ class Frames:
 
     def end(self, *, has_failed: bool = False) -> bytes:
         """Return the last bytes; a failure has no last word."""
-        if self._as_array:
+        if self._form == "array":
             return b"[]" if self._is_first else b"]"
-        return framing.done_bytes() if self._dialect.DONE and not has_failed else b""
+        is_named = self._form == "events" and self._dialect.DONE
+        return framing.done_bytes() if is_named and not has_failed else b""

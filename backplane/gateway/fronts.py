@@ -1,4 +1,4 @@
-"""The interfaces that clients see: paths, errors, keep-alives and lists of models of four vendors. Pure.
+"""The interfaces that clients see: paths, errors, keep-alives and lists of models of five vendors. Pure.
 
 What each vendor's own client sends and tolerates was measured in November 2026, with the versions of that month.
 """
@@ -12,9 +12,14 @@ from urllib.parse import parse_qs, unquote
 import msgspec
 
 from backplane.contract.canonical import Json
-from backplane.dialects import framing
+from backplane.dialects import StreamTranslation, augment, dialect, framing
+from backplane.dialects.ir import Conversation, StreamEnded, StreamFailed, Translated
+from backplane.gateway.customs import lifted
+from backplane.gateway.frames import KINDS, Form, Frames
+from backplane.sandbox.http import Refused
 
-Action = Literal["generate", "count", "models", "hello"]
+Action = Literal["generate", "count", "pass", "models", "hello", "read", "delete"]
+"""`pass`: a request that only a service of the same dialect answers. `read` and `delete`: a kept answer."""
 
 ErrorBody = Callable[[int, str, str, str], Json]
 """Writes an error: status, our code, message, id of the exchange."""
@@ -43,10 +48,41 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
     """Writes the list of models."""
     model: Callable[[ModelRow], Json]
     """Writes one model."""
-    has_failed_end: bool = False
-    """True if the clients wait for an event of its own after a failure."""
     own_headers: tuple[str, ...] = ()
     """Beginnings of headers that belong to the interface and go to a service of the same dialect."""
+    default_model: str | None = None
+    """Model of a request that names none."""
+
+    def read(self, document: dict[str, Any]) -> Translated[Conversation]:
+        """Read a request. Raises TranslationError."""
+        if self.dialect == augment.NAME:
+            return augment.to_ir(document)
+        found: Translated[Conversation] = dialect(self.dialect).to_ir(
+            lifted(document) if self.name == "responses" else document
+        )
+        return found
+
+    def translation(self, source: str, document: dict[str, Any]) -> StreamTranslation:
+        """Return the translation of a service's stream.
+
+        Args:
+            document: the request, which may say how it wants its answer.
+        """
+        if self.dialect == augment.NAME:
+            return augment.ChunkStream(source, augment.reply_of(document))
+        made = StreamTranslation(source, self.dialect)
+        made.reader.mends = True  # The service may be a gateway that writes its dialect wrongly.
+        return made
+
+    def writer(self, source: str, document: dict[str, Any]) -> Any:
+        """Return a writer of an answer's events; `document` is the request.
+
+        Args:
+            source: the name that losses give to what the answer is made of.
+        """
+        if self.dialect == augment.NAME:
+            return augment.ChunkWriter("openai", augment.reply_of(document))
+        return dialect(self.dialect).StreamWriter(source)
 
     def stream_error(self, code: str, message: str, body: bytes) -> bytes:
         """Return an error inside a stream.
@@ -54,12 +90,16 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             body: the error as the answer to a request.
         """
-        if self.has_failed_end:
+        if self.name == "responses":
             response = {"id": "resp_failed", "object": "response", "status": "failed", "output": [],
                         "error": {"code": code, "message": message}}  # fmt: skip
             event = {"type": "response.failed", "sequence_number": 0, "response": response}
             return framing.sse_bytes(event, "response.failed")
-        head = b"event: error\n" if self.dialect == "claude" else b""
+        if self.dialect == augment.NAME:
+            writer = augment.ChunkWriter("openai", augment.Reply())
+            chunks = [*writer.write(StreamFailed(message, code)), *writer.write(StreamEnded())]
+            return Frames(None, "lines").write(chunks)
+        head = b"event: error\n" if self.name == "messages" else b""
         return head + b"data: " + body + b"\n\n"
 
 
@@ -72,18 +112,22 @@ class ClientCall(msgspec.Struct, frozen=True, kw_only=True):
     """The model, if the path names it."""
     stream: bool | None = None
     """True if the path asks for a stream; None if the body decides."""
-    as_array: bool = False
-    """True if a stream is one JSON array, as Gemini writes it without `alt=sse`."""
+    form: Form = "events"
+    """Form of a stream."""
     query: str = ""
+    other: str = ""
+    """Of a request that is passed: its path below the version, or its word behind the colon."""
+    response: str = ""
+    """Id of a kept answer."""
 
+    @property
+    def kind(self) -> str:
+        """Content type of a stream."""
+        return KINDS[self.form]
 
-class NoSuchPath(Exception):
-    """A path that is no part of the interface; `front` writes the error."""
-
-    def __init__(self, front: Front, message: str, status: int = 404) -> None:
-        super().__init__(message)
-        self.front = front
-        self.status = status
+    def frames(self) -> Frames:
+        """Return the writer of a stream's bytes."""
+        return Frames(None if self.front.dialect == augment.NAME else dialect(self.front.dialect), self.form)
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
@@ -102,7 +146,7 @@ _OPENAI_CODES: Final[Mapping[str, str]] = {
 
 def _openai_error(status: int, code: str, message: str, _id: str) -> Json:
     kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": _OPENAI_CODES.get(code, code)}}
+    return {"error": {"message": message, "type": kind, "param": None, "code": _OPENAI_CODES.get(code, code) or None}}
 
 
 _ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
@@ -130,6 +174,10 @@ _GOOGLE_STATUS: Final[Mapping[int, str]] = {
 def _google_error(status: int, _code: str, message: str, _id: str) -> Json:
     word = _GOOGLE_STATUS.get(status, "INVALID_ARGUMENT" if status < 500 else "INTERNAL")
     return {"error": {"code": status, "message": message, "status": word}}
+
+
+def _augment_error(_status: int, code: str, message: str, id: str) -> Json:
+    return {"error": message, "code": code, "request_id": id}
 
 
 # Lists of models ------------------------------------------------------------------------------------------------------
@@ -172,14 +220,14 @@ def _gemini_models(rows: Iterable[ModelRow]) -> Json:
     return {"models": [_gemini_model(row) for row in rows]}
 
 
-# The four -------------------------------------------------------------------------------------------------------------
+# The five -------------------------------------------------------------------------------------------------------------
 
 _COMMENT: Final = b": ping\n\n"
 CHAT: Final = Front(
     name="chat", dialect="openai", error=_openai_error, id_header="x-request-id", ping=_COMMENT,
     models=_openai_models, model=_openai_model, own_headers=("openai-", "x-session-"),
 )  # fmt: skip
-RESPONSES: Final = msgspec.structs.replace(CHAT, name="responses", dialect="codex", has_failed_end=True)
+RESPONSES: Final = msgspec.structs.replace(CHAT, name="responses", dialect="codex")
 MESSAGES: Final = Front(
     name="messages", dialect="claude", error=_anthropic_error, id_header="request-id",
     ping=b'event: ping\ndata: {"type": "ping"}\n\n', models=_anthropic_models, model=_anthropic_model,
@@ -190,7 +238,12 @@ GEMINI: Final = Front(
     ping=b"\r\n",  # Its Python client fails at a comment, and its JavaScript client drops the next event after one.
     models=_gemini_models, model=_gemini_model, own_headers=("x-goog-api-client",),
 )  # fmt: skip
-FRONTS: Final = (CHAT, RESPONSES, MESSAGES, GEMINI)
+AUGMENT: Final = msgspec.structs.replace(
+    CHAT, name="augment", dialect=augment.NAME, error=_augment_error, own_headers=(), default_model="default",
+    # An empty piece: a reader of lines takes each one for JSON.
+    ping=Frames(None, "lines").write(augment.ChunkWriter("openai", augment.Reply()).empty()),
+)  # fmt: skip
+FRONTS: Final = (CHAT, RESPONSES, MESSAGES, GEMINI, AUGMENT)
 
 _PATHS: Final[Mapping[str, tuple[Front, Action]]] = {
     "/chat/completions": (CHAT, "generate"),
@@ -198,18 +251,23 @@ _PATHS: Final[Mapping[str, tuple[Front, Action]]] = {
     "/responses/input_tokens": (RESPONSES, "count"),
     "/messages": (MESSAGES, "generate"),
     "/messages/count_tokens": (MESSAGES, "count"),
+    "/responses/compact": (RESPONSES, "pass"),
+    "/embeddings": (CHAT, "pass"),
+    "/chat-stream": (AUGMENT, "generate"),
 }
 """Path after the version → interface and action."""
 
 VERSIONS: Final = ("/v1beta", "/v1")
 """Versions before a path; each client adds another one, and some none."""
 
-_GEMINI_ACTIONS: Final[Mapping[str, tuple[Action, bool]]] = {
-    "generateContent": ("generate", False),
-    "streamGenerateContent": ("generate", True),
-    "countTokens": ("count", False),
+_GEMINI_ACTIONS: Final[Mapping[str, Action]] = {
+    "generateContent": "generate",
+    "streamGenerateContent": "generate",
+    "countTokens": "count",
+    "embedContent": "pass",
+    "batchEmbedContents": "pass",
 }
-"""Word after the colon → action, and whether the answer is a stream."""
+"""Word after the colon → action."""
 
 
 def route(method: str, target: str, headers: Mapping[str, str]) -> ClientCall:
@@ -220,41 +278,50 @@ def route(method: str, target: str, headers: Mapping[str, str]) -> ClientCall:
         headers: by names in lower case.
 
     Raises:
-        NoSuchPath: the path or the method is unknown; 426 for a WebSocket, which the client then does without.
+        Refused: 404 or 405; 426 for a WebSocket, which the client then does without.
     """
     path, _, query = target.partition("?")
     path = next((path.removeprefix(one) for one in VERSIONS if path.startswith(f"{one}/")), path).rstrip("/")
+    front = speaker(headers)
     if method == "HEAD" or (method == "GET" and path == ""):
-        return ClientCall(front=_speaker(headers), action="hello")
+        return ClientCall(front=front, action="hello")
+    id = path.removeprefix("/responses/")
+    if method in ("GET", "DELETE") and id != path and "/" not in id:
+        action: Action = "read" if method == "GET" else "delete"
+        return ClientCall(front=RESPONSES, action=action, response=unquote(id), query=query)
     if method == "GET":
         return _get(path, query, headers)
     if method != "POST":
-        raise NoSuchPath(_speaker(headers), f"{method} is not answered here", 405)
+        raise Refused(405, f"{method} is not answered here")
     if path in _PATHS:
         front, action = _PATHS[path]
-        return ClientCall(front=front, action=action, query=query)
+        lines = front is AUGMENT
+        return ClientCall(
+            front=front, action=action, query=query, other=path, stream=True if lines else None,
+            form="lines" if lines else "events",
+        )  # fmt: skip
     name, colon, word = path.rpartition(":")
     if colon and word in _GEMINI_ACTIONS:
-        action, stream = _GEMINI_ACTIONS[word]
         # A name with a slash stays a name: it is looked up in our table and never part of an address.
         model = unquote(name).removeprefix("/").removeprefix("models/")
         is_sse = "sse" in parse_qs(query).get("alt", ())
         return ClientCall(
-            front=GEMINI, action=action, model=model, stream=stream, as_array=stream and not is_sse, query=query
-        )
-    raise NoSuchPath(_speaker(headers), f"no {path[:200] or '/'} here; there are {', '.join(_PATHS)} and models/…")
+            front=GEMINI, action=_GEMINI_ACTIONS[word], model=model, stream=word == "streamGenerateContent",
+            form="events" if is_sse else "array", query=query, other=word,
+        )  # fmt: skip
+    raise Refused(404, f"no {path[:200] or '/'} here; there are {', '.join(_PATHS)} and models/…")
 
 
 def _get(path: str, query: str, headers: Mapping[str, str]) -> ClientCall:
     if path == "/responses" and "upgrade" in headers:
-        raise NoSuchPath(RESPONSES, "no WebSocket here; use POST", 426)
+        raise Refused(426, "no WebSocket here; use POST")
     if path == "/models" or path.startswith("/models/"):
         name = unquote(path.removeprefix("/models").removeprefix("/"))
-        return ClientCall(front=_speaker(headers), action="models", model=name or None, query=query)
-    raise NoSuchPath(_speaker(headers), f"no {path[:200]} here; there are /models and POST {', '.join(_PATHS)}")
+        return ClientCall(front=speaker(headers), action="models", model=name or None, query=query)
+    raise Refused(404, f"no {path[:200]} here; there are /models, /responses/ID and POST {', '.join(_PATHS)}")
 
 
-def _speaker(headers: Mapping[str, str]) -> Front:
+def speaker(headers: Mapping[str, str]) -> Front:
     """Return the interface of a request whose path belongs to several vendors, by its headers."""
     if "x-goog-api-key" in headers:
         return GEMINI

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 from backplane.dialects.ir import Loss
 from backplane.errors import DENIAL, BackendError, BackplaneError, PolicyError
-from backplane.gateway.exchange import Exchange, asked_tokens
+from backplane.gateway.exchange import Work
 from backplane.gateway.fronts import ModelRow
 from backplane.gateway.key_proxy import HOST, KeyUse, placeholder_for
 from backplane.gateway.routes import Answering, ModelRoutes
-from backplane.gateway.server import FrontServer
+from backplane.gateway.server import ClientReply, FrontServer
 from backplane.gateway.service import Services
 from backplane.process.aio import beside, visited
 from backplane.sandbox.http import CONNECTIONS_MAX, listening
@@ -28,19 +28,20 @@ LOSSES_MAX: Final = 32
 class RunEntry:
     """One exchange of a run."""
 
+    copy_max = 0
+
     def __init__(self, keeper: RunGateway) -> None:
         self._keeper = keeper
 
-    def reached(self, work: Exchange) -> None:
-        """Do nothing: a run has the record of its own."""
+    def reached(self, work: Work) -> None:
+        """Do nothing: a run has a record of its own."""
 
     def end(
-        self, work: Exchange, status: int | None, error: BackplaneError | None, *, is_left: bool, is_over: bool
+        self, work: Work, reply: ClientReply, error: BackplaneError | None, *, is_left: bool, is_over: bool
     ) -> None:
         """Count its tokens and losses."""
-        self._keeper.count(
-            work, status, is_whole=error is None and is_over and not is_left and work.report.failure is None
-        )
+        is_whole = error is None and is_over and not is_left and work.report.failure is None
+        self._keeper.count(work, reply.status, is_whole=is_whole)
 
 
 class RunGateway:
@@ -82,16 +83,22 @@ class RunGateway:
         """Return the services, whatever the model is called."""
         return self._routes.targets(model)
 
+    def owner(self, _user: None) -> str:
+        """Return the name of the one user."""
+        return ""
+
     @contextmanager
     def entry(
-        self, _user: None, _id: str, _model: str, work: Exchange, _targets: tuple[Answering, ...]
+        self, _user: None, _id: str, _model: str, work: Work, _body: bytes, _targets: tuple[Answering, ...]
     ) -> Iterator[RunEntry]:
         """Begin the record of an exchange."""
         self._use.note_path(f"POST {work.call.front.name}")
         yield RunEntry(self)
 
-    def count(self, work: Exchange, status: int | None, *, is_whole: bool) -> None:
-        """Add an exchange to the run's sums."""
+    def count(self, work: Work, status: int | None, *, is_whole: bool) -> None:
+        """Add an exchange to the run's sums; one that only counts tokens costs nothing."""
+        if work.call.action == "count":
+            return
         report = work.report
         for loss in report.losses:
             self._add(loss)
@@ -99,7 +106,7 @@ class RunGateway:
             self._use.unanswered += 1
             return
         counts = report.tokens if is_whole else None
-        sent, made = len(work.body) + HIDDEN_TOKENS, asked_tokens(work.document)
+        sent, made = work.size + HIDDEN_TOKENS, work.longest
         self._use.took(report.target.model, counts, report.target.price, sent, made)
         for _ in range(report.paid_attempts):
             self._use.took(report.target.model, None, report.target.price, sent, made)

@@ -5,11 +5,14 @@ Nothing is synced: a power cut may lose the newest lines.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import secrets
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +24,9 @@ from backplane.gateway.record import ExchangeBegin, ExchangeEnd, ExchangeFirst, 
 from backplane.process.locks import try_lock
 
 FOLDER: Final = "gateway"
+SUFFIX: Final = ".jsonl"
+LOCK_S_MAX: Final = 2.0
+"""Seconds to wait for another gateway of the same state folder; a stopped one may hold its lock for longer."""
 LOCK_TRIES: Final = 5
 """Times that a file's lock is tried, a millisecond apart: a reader that looks whether it is locked locks it, too."""
 _encode: Final = msgspec.json.Encoder().encode
@@ -37,27 +43,53 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
+class Spending:
+    """The cost of exchanges by their lines: an open one counts as the most that it can cost."""
+
+    def __init__(self) -> None:
+        self._charged: dict[tuple[str, str], int] = {}
+        self.open: dict[str, ExchangeBegin] = {}
+
+    def take(self, line: Line) -> None:
+        """Add a line."""
+        if isinstance(line, ExchangeBegin):
+            self.open[line.id] = line
+        elif isinstance(line, ExchangeEnd):
+            self.open.pop(line.id, None)
+            key = (line.client, line.at[:7])
+            self._charged[key] = self._charged.get(key, 0) + line.charged
+
+    def of(self, client: str, month: str) -> int:
+        """Return what a client's budget of a month has lost, in millionths of a dollar."""
+        reserved = sum(line.reserved for line in self.open.values() if line.client == client)
+        return self._charged.get((client, month), 0) + reserved
+
+
 class ExchangeJournal:
-    """The file of one start, locked while the gateway runs.
+    """The file of one start, locked while the gateway runs; the files of others are read, as budgets are shared.
 
     Attributes:
-        spent: client → what its budget was charged this month, by all starts.
+        path: the file.
 
     Raises:
         StoreError: `receipt_store_failed`, the file cannot be made.
     """
 
     def __init__(self, home: Path) -> None:
-        folder = home / FOLDER
+        self._folder = home / FOLDER
+        self._spending = Spending()
+        self._read: dict[str, int] = {}
+        """Name of another start's file → bytes of it that were read."""
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            self.spent = _take_over(folder)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             stamp = time.strftime("%Y-%m-%dT%H%M%S", time.gmtime())
-            self.path = folder / f"{stamp}-{os.getpid()}.jsonl"
+            self.path = self._folder / f"{stamp}-{os.getpid()}-{secrets.token_hex(2)}{SUFFIX}"
+            self._lock = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             _lock(self._fd)
+            self._take_over()
         except OSError as error:
-            fact = f"the gateway's record in {folder} cannot be written: {error.strerror or error}"
+            fact = f"the gateway's record in {self._folder} cannot be written: {error.strerror or error}"
             raise StoreError("receipt_store_failed", fact, hint="free some space, or set BACKPLANE_HOME") from error
 
     def write(self, line: Line) -> None:
@@ -67,9 +99,74 @@ class ExchangeJournal:
             StoreError: `receipt_store_failed`, for example on a full disk: then nothing may be sent.
         """
         _append(self._fd, line)
+        self._spending.take(line)
+
+    @contextmanager
+    def budget_of(self, client: str) -> Iterator[int]:
+        """Yield what a client has used of this month's budget by all gateways; no other one may reserve meanwhile.
+
+        Raises:
+            StoreError: `receipt_store_failed`, another gateway does not go on, or its file cannot be read.
+        """
+        try:
+            self._wait_lock()
+            try:
+                self._read_on()
+                yield self._spending.of(client, now()[:7])
+            finally:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+        except OSError as error:
+            fact = f"the budgets in {self._folder} cannot be read: {error.strerror or error}"
+            raise StoreError("receipt_store_failed", fact) from error
+
+    def _wait_lock(self) -> None:
+        """Lock the folder, which others do for some 100 µs. Raises TimeoutError."""
+        deadline = time.monotonic() + LOCK_S_MAX
+        while not try_lock(self._lock):
+            if time.monotonic() > deadline:
+                raise TimeoutError(errno.ETIMEDOUT, "another gateway holds their lock and does not go on")
+            time.sleep(0.001)
+
+    def _read_on(self) -> None:
+        """Read the new lines of other starts."""
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                is_other = entry.name.endswith(SUFFIX) and entry.name != self.path.name
+                if is_other and entry.stat().st_size > self._read.get(entry.name, 0):
+                    self._read_file(Path(entry.path))
+
+    def _read_file(self, path: Path) -> None:
+        with path.open("rb") as file:
+            file.seek(self._read.get(path.name, 0))
+            data = file.read()
+        whole, _, _ = data.rpartition(b"\n")  # The rest is a line that is being written.
+        if whole:
+            self._read[path.name] = self._read.get(path.name, 0) + len(whole) + 1
+        for text in whole.splitlines():
+            with suppress(msgspec.MsgspecError):
+                self._spending.take(_decode(text))
+
+    def _take_over(self) -> None:
+        """Read the files of other starts, and end the open exchanges of those that are over."""
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            if path == self.path:
+                continue
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            try:
+                is_over = _lock(fd)  # Before reading: otherwise two starts would both end what is open.
+                before = len(self._spending.open)
+                self._read_file(path)
+                if is_over and len(self._spending.open) > before:
+                    for begin, first, end in _exchanges(path):
+                        if end is None:
+                            _append(fd, _interrupted(begin, first))
+                    self._read_file(path)
+            finally:
+                os.close(fd)
 
     def close(self) -> None:
         os.close(self._fd)
+        os.close(self._lock)
 
 
 def _lock(fd: int) -> bool:
@@ -100,30 +197,6 @@ def lines_of(path: Path) -> Iterator[Line]:
                 yield _decode(text)
             except msgspec.MsgspecError:
                 continue
-
-
-# A start --------------------------------------------------------------------------------------------------------------
-
-
-def _take_over(folder: Path) -> dict[str, int]:
-    """End the open exchanges of starts that are over; return what each client was charged this month."""
-    spent: dict[str, int] = {}
-    month = now()[:7]
-    for path in sorted(folder.glob("*.jsonl")):
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        try:
-            is_over = _lock(fd)  # Before reading: otherwise two starts would both end what is open.
-            for begin, first, end in _exchanges(path):
-                if end is None and is_over:
-                    end = _interrupted(begin, first)
-                    _append(fd, end)
-                if end is None or end.at.startswith(month):
-                    # One of a gateway that runs beside this one may cost all of its reservation.
-                    charged = begin.reserved if end is None else end.charged
-                    spent[begin.client] = spent.get(begin.client, 0) + charged
-        finally:
-            os.close(fd)
-    return spent
 
 
 def _interrupted(begin: ExchangeBegin, first: ExchangeFirst | None) -> ExchangeEnd:

@@ -18,11 +18,11 @@ from urllib.parse import quote, unquote_to_bytes
 import anyio
 import h11
 import httpx
-import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.dialects.ir import TokenCounts
 from backplane.errors import DENIAL, BackendError
+from backplane.gateway.doors import attend, while_connected
 from backplane.process.aio import beside, visited
 from backplane.sandbox.http import CONNECT_S_MAX, CONNECTIONS_MAX, IDLE_S_MAX, HttpClient, Refused, forwarded, listening
 from backplane.upstream.clients import making_client
@@ -169,38 +169,12 @@ class KeyProxy:
         self._key_in_query = key_in_query
 
     async def attend(self, end: socket.socket) -> None:
-        """Serve one connection, request by request."""
-        # An incomplete answer can only end by closing the connection. All errors end here, so that an error of one
-        # connection ends neither the others nor the run.
-        client = HttpClient(end)
-        try:
-            while await self._serve_one(client):
-                client.http.start_next_cycle()
-        except (OSError, h11.ProtocolError, httpx.HTTPError):
-            return
-        except Exception as error:
-            self._use.note_failure(error, self._key)
+        """Serve one connection."""
+        await attend(end, self._serve, "key_proxy", lambda error: self._use.note_failure(error, self._key))
 
-    async def _serve_one(self, client: HttpClient) -> bool:
-        """Serve one request; return True if another may follow."""
-        request = None
-        with anyio.move_on_after(IDLE_S_MAX):
-            request = await client.request()
-        if request is None:
-            return False
-
-        async def end_with_client() -> None:
-            await client.wait_closed()
-            scope.cancel()  # Otherwise the model would go on.
-
-        with anyio.CancelScope() as scope:
-            async with beside(end_with_client):
-                try:
-                    await self._pass_on(client, request)
-                except Refused as refusal:
-                    body = msgspec.json.encode({"error": {"type": "key_proxy", "message": str(refusal)}})
-                    await client.answer(refusal.status, "application/json", body)
-        return client.http.our_state is client.http.their_state is h11.DONE
+    async def _serve(self, client: HttpClient, request: h11.Request) -> None:
+        """Serve one request. Raises Refused, as `_pass_on`."""
+        await while_connected(client, functools.partial(self._pass_on, client, request))
 
     async def _pass_on(self, client: HttpClient, request: h11.Request) -> None:
         """Send a request to the service, and its answer to the client.

@@ -6,57 +6,37 @@ place for it, so it waits here, under the call's id, for the same service, and i
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any, Final
 
 import msgspec
 
 from backplane.dialects.common import kind_of
-
-BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes of all that is kept; the oldest goes first. A turn's thinking has some 10 KB."""
-
-ITEM_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes of one turn's thinking; more is not kept."""
-
-_encode: Final = msgspec.json.Encoder().encode
+from backplane.gateway.frames import encode
+from backplane.gateway.kept import KeptStore
 
 
 class Proofs:
     """A bounded store: account and call id → the members and blocks that belong to the call."""
 
     def __init__(self) -> None:
-        self._rows: OrderedDict[tuple[str, str], bytes] = OrderedDict()
-        self._size = 0
+        self.rows: KeptStore[tuple[str, str], bytes] = KeptStore()
 
     def keep(self, account: str, dialect: str, answer: Any) -> None:
         """Keep the proofs of a whole answer in its vendor's JSON."""
         found = _READERS[dialect](answer) if dialect in _READERS else {}
         for call_id, proof in found.items():
-            data = _encode(proof)
-            if len(data) <= ITEM_BYTES_MAX:
-                self._drop((account, call_id))
-                self._rows[account, call_id] = data
-                self._size += len(data)
-        while self._size > BYTES_MAX:
-            self._drop(next(iter(self._rows)))
+            data = encode(proof)
+            self.rows.keep((account, call_id), data, len(data))
 
     def restore(self, account: str, dialect: str, request: dict[str, Any]) -> dict[str, Any]:
         """Return a request with the proofs of its calls put back; those of other accounts stay away."""
-        if not self._rows or dialect not in _WRITERS:
+        if not self.rows or dialect not in _WRITERS:
             return request
         return _WRITERS[dialect](request, lambda call_id: self._find(account, call_id))
 
     def _find(self, account: str, call_id: Any) -> Any:
-        key = (account, str(call_id))
-        data = self._rows.get(key)
-        if data is None:
-            return None
-        self._rows.move_to_end(key)
-        return msgspec.json.decode(data)
-
-    def _drop(self, key: tuple[str, str]) -> None:
-        self._size -= len(self._rows.pop(key, b""))
+        data = self.rows.find((account, str(call_id)))
+        return None if data is None else msgspec.json.decode(data)
 
 
 # What each vendor keeps where -----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from backplane.upstream.prices import facts_of, known_models, price_of
 
 USUAL: Final[Mapping[str, tuple[str, ...]]] = {
     "anthropic": ("claude-*",),
-    "openai": ("gpt-*", "o1*", "o3*", "o4*", "codex-*", "chatgpt-*"),
+    "openai": ("gpt-*", "o1*", "o3*", "o4*", "codex-*", "chatgpt-*", "text-embedding-*"),
     "gemini": ("gemini-*", "gemma-*"),
 }
 """Preset → names of its models: the table without a configuration, of the presets whose keys are set."""
@@ -33,6 +33,7 @@ class ModelTarget(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     endpoint: Endpoint
     model: str
+    configured_price: Price | None = None
 
     @property
     def dialect(self) -> str:
@@ -42,9 +43,7 @@ class ModelTarget(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def price(self) -> Price | None:
         """The model's price; None is unknown."""
-        if self.endpoint.prices is not None:
-            return read_price(self.endpoint.prices, f"backends.{self.backend}.options.prices")
-        return price_of(self.model) if self.endpoint.listed else None
+        return self.configured_price or (price_of(self.model) if self.endpoint.listed else None)
 
 
 class AgentTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +79,7 @@ class ModelRoutes:
         self._settings, self._environ = settings, environ
         self._table = _table(settings.gateway, environ)
         self._endpoints: dict[str, Endpoint] = {}
+        self._prices: dict[str, Price] = {}
         if not self._table and not has_agents:
             raise ConfigError(
                 "config_invalid", "the gateway has no models",
@@ -122,11 +122,17 @@ class ModelRoutes:
     def _target(self, route: str, asked: str) -> ModelTarget:
         backend, _, model = route.partition("/")
         endpoint = self._endpoint(backend, asked)
-        return ModelTarget(backend=backend, endpoint=endpoint, model=model or endpoint.model or asked)
+        price = self._prices.get(backend)
+        return ModelTarget(
+            backend=backend, endpoint=endpoint, model=model or endpoint.model or asked, configured_price=price
+        )
 
     def _endpoint(self, backend: str, name: str) -> Endpoint:
         if backend not in self._endpoints:
-            self._endpoints[backend] = self._read(backend, self._where or f"gateway.models.{name}")
+            found = self._read(backend, self._where or f"gateway.models.{name}")
+            if found.prices is not None:
+                self._prices[backend] = read_price(found.prices, f"backends.{backend}.options.prices")
+            self._endpoints[backend] = found
         return self._endpoints[backend]
 
     def _read(self, backend: str, where: str) -> Endpoint:

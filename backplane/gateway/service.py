@@ -39,8 +39,8 @@ class Services:
         return self._clients[key]
 
     @asynccontextmanager
-    async def post(
-        self, endpoint: Endpoint, url: str, headers: Mapping[str, str], body: bytes
+    async def send(
+        self, endpoint: Endpoint, url: str, headers: Mapping[str, str], body: bytes, method: str = "POST"
     ) -> AsyncIterator[httpx.Response]:
         """Send a request and yield the successful answer, before its body; leaving early closes the socket.
 
@@ -48,5 +48,5 @@ class Services:
             UpstreamError: the service cannot be reached, or refuses (`RefusedAnswer`).
         """
         client = await self._client(endpoint)
-        async with answer_to(client, endpoint, url, headers, body) as response:
+        async with answer_to(client, endpoint, url, headers, body, method) as response:
             yield response

@@ -12,13 +12,14 @@ from typing import Final
 
 from backplane.config import GatewaySettings, Settings
 from backplane.errors import BackplaneError, TranslationError
+from backplane.gateway.bodies import BODY_BYTES_MAX, Bodies
 from backplane.gateway.clients import Client, Clients
-from backplane.gateway.exchange import Exchange, asked_tokens
+from backplane.gateway.exchange import Work
 from backplane.gateway.fronts import ModelRow
 from backplane.gateway.journal import ExchangeJournal, now
 from backplane.gateway.record import LOSSES_MAX, ExchangeBegin, ExchangeEnd, ExchangeFirst, Outcome
 from backplane.gateway.routes import AgentTarget, Answering, ModelRoutes
-from backplane.gateway.server import FrontServer
+from backplane.gateway.server import ClientReply, Entry, FrontServer
 from backplane.gateway.service import Services
 from backplane.process.aio import beside, visited
 from backplane.upstream.cost import HIDDEN_TOKENS, actual, most
@@ -39,17 +40,18 @@ class Gateway:
         port: the port that it listens on.
         only_key: the key of one more client, made for this start.
         agents: whole agents that are offered as models, by the models' names.
+        bodies: keeps requests and answers; None keeps none.
     """
 
     def __init__(
         self, settings: GatewaySettings, routes: ModelRoutes, journal: ExchangeJournal, port: int,
-        only_key: str | None = None, agents: Mapping[str, AgentTarget] | None = None,
+        only_key: str | None = None, agents: Mapping[str, AgentTarget] | None = None, bodies: Bodies | None = None,
     ) -> None:  # fmt: skip
         self.routes, self._agents = routes, agents or {}
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
-        self._clients = Clients(settings.clients, journal.spent, only_key)
-        self._journal = journal
+        self._clients = Clients(settings.clients, only_key)
+        self._journal, self._bodies = journal, bodies
 
     def admit(self, key: str | None) -> Client:
         """Return the client with a key. Raises BackendError `backend_auth_failed`."""
@@ -66,10 +68,14 @@ class Gateway:
             return ()
         return (self._agents[model],) if model in self._agents else self.routes.targets(model)
 
+    def owner(self, user: Client) -> str:
+        """Return the client's name."""
+        return user.name
+
     @contextmanager
     def entry(
-        self, user: Client, id: str, model: str, work: Exchange, targets: tuple[Answering, ...]
-    ) -> Iterator[_Entry]:
+        self, user: Client, id: str, model: str, work: Work, body: bytes, targets: tuple[Answering, ...]
+    ) -> Iterator[Entry]:
         """Take a place, reserve the cost and write the first line; the place is free again when the block ends.
 
         Raises:
@@ -77,46 +83,73 @@ class Gateway:
             PolicyError: `policy_denied`, its budget.
             StoreError: `receipt_store_failed`, the line cannot be written.
         """
-        with user.place():
-            reserved = self._reserve(user, targets, work)
-            entry = _Entry(self._journal, user, id, reserved)
-            entry.begin(work.call.front.name, model, work.stream)
-            yield entry
+        is_free = work.call.action == "count"
+        with user.place(is_free=is_free):
+            yield Uncounted() if is_free else self._begin(user, id, model, work, body, targets)
 
-    def _reserve(self, user: Client, targets: tuple[Answering, ...], work: Exchange) -> int:
-        """Reserve the most that all services can cost. Raises PolicyError."""
+    def _begin(
+        self, user: Client, id: str, model: str, work: Work, body: bytes, targets: tuple[Answering, ...]
+    ) -> _Entry:
+        """Write the first line, with the reservation. Raises PolicyError or StoreError."""
+
+        def write(reserved: int) -> None:
+            self._journal.write(ExchangeBegin(
+                id=id, at=now(), client=user.name, front=work.call.front.name, model=model[:200], stream=work.stream,
+                reserved=reserved,
+            ))  # fmt: skip
+
         if user.budget is None:
-            return 0
-        size, asked = len(work.body) // TOKEN_BYTES + HIDDEN_TOKENS, asked_tokens(work.document) or ANSWER_TOKENS
-        costs = [None if one.price is None else most(one.price, size, asked) for one in targets]
-        # All of them, as an answer that failed half-way may be billed, too.
-        at_most = None if None in costs else sum(one for one in costs if one is not None)
-        return user.reserve(at_most, targets[0].model)
+            write(0)
+            return _Entry(self._journal, self._bodies, user, id, body, None)
+        with self._journal.budget_of(user.name) as used:
+            reserved = user.check_budget(used, _at_most(targets, work), targets[0].model)
+            write(reserved)
+        return _Entry(self._journal, self._bodies, user, id, body, reserved)
+
+
+def _at_most(targets: tuple[Answering, ...], work: Work) -> int | None:
+    """Return the most that all services can cost; None is unknown."""
+    size = work.size // TOKEN_BYTES + HIDDEN_TOKENS
+    made = ANSWER_TOKENS if work.longest is None else work.longest
+    costs = [None if one.price is None else most(one.price, size, made) for one in targets]
+    # All of them, as an answer that failed half-way may be billed, too.
+    return None if None in costs else sum(one for one in costs if one is not None)
+
+
+class Uncounted:
+    """The entry of an exchange that costs nothing and is not recorded."""
+
+    copy_max = 0
+
+    def reached(self, work: Work) -> None:
+        """Note nothing."""
+
+    def end(
+        self, work: Work, reply: ClientReply, error: BackplaneError | None, *, is_left: bool, is_over: bool
+    ) -> None:
+        """Note nothing."""
 
 
 class _Entry:
-    """The record of one exchange, and what its client's budget is charged."""
+    """The record of one exchange, and what its client's budget is charged.
 
-    def __init__(self, journal: ExchangeJournal, user: Client, id: str, reserved: int) -> None:
-        self._journal, self._user, self._id, self._reserved = journal, user, id, reserved
+    Args:
+        reserved: reserved amount; None if the client has no budget.
+    """
+
+    def __init__(
+        self, journal: ExchangeJournal, bodies: Bodies | None, user: Client, id: str, body: bytes, reserved: int | None
+    ) -> None:
+        self._journal, self._bodies, self._user, self._id, self._body = journal, bodies, user, id, body
+        self._reserved = reserved
         self._began = time.monotonic()
         self._first_ms: int | None = None
+        self.copy_max = BODY_BYTES_MAX if bodies is not None else 0
 
     def _ms(self) -> int:
         return round((time.monotonic() - self._began) * 1000)
 
-    def begin(self, front: str, model: str, stream: bool) -> None:
-        """Write the first line. Raises StoreError, and gives the reservation back."""
-        try:
-            self._journal.write(ExchangeBegin(
-                id=self._id, at=now(), client=self._user.name, front=front, model=model[:200], stream=stream,
-                reserved=self._reserved,
-            ))  # fmt: skip
-        except BackplaneError:
-            self._user.settle(self._reserved, 0)
-            raise
-
-    def reached(self, work: Exchange) -> None:
+    def reached(self, work: Work) -> None:
         """Write that the first piece goes to the client."""
         self._first_ms, target = self._ms(), work.report.target
         with suppress(BackplaneError):  # A full disk: the answer is paid for, so it goes on.
@@ -126,9 +159,9 @@ class _Entry:
             ))  # fmt: skip
 
     def end(
-        self, work: Exchange, status: int | None, error: BackplaneError | None, *, is_left: bool, is_over: bool
+        self, work: Work, reply: ClientReply, error: BackplaneError | None, *, is_left: bool, is_over: bool
     ) -> None:
-        """Write the last line, and settle the budget."""
+        """Write the last line, which settles the budget."""
         report, target = work.report, work.report.target
         cost = report.cost
         if cost is None and target is not None:
@@ -138,9 +171,8 @@ class _Entry:
         if not report.was_asked or (isinstance(error, UpstreamError) and not error.failure.may_cost):
             cost = 0
         charged = 0
-        if self._user.budget is not None:
+        if self._reserved is not None:
             charged = self._reserved if cost is None or report.paid_attempts else cost
-        self._user.settle(self._reserved, charged)
         tokens = None
         if report.tokens is not None:
             counts = {name: getattr(report.tokens, name) for name in ("input", "output", "cache_read", "cache_write")}
@@ -150,12 +182,14 @@ class _Entry:
             outcome = _outcome(error, report.failure, is_left=is_left, is_over=is_over)
             self._journal.write(ExchangeEnd(
                 id=self._id, at=now(), client=self._user.name, end=outcome,
-                status=status, backend=None if target is None else target.backend,
+                status=reply.status, backend=None if target is None else target.backend,
                 model=None if target is None else target.model, tried=report.tried, tokens=tokens, cost=cost,
                 charged=charged, ms=self._ms(), first_ms=self._first_ms, losses=len(report.losses),
                 lost=tuple(f"{one.path or '/'} {one.kind} {one.code}" for one in report.losses[:LOSSES_MAX]),
                 code=None if error is None else error.code, error=None if words is None else words[:400],
             ))  # fmt: skip
+            if self._bodies is not None:
+                self._bodies.keep(self._id, self._body, bytes(reply.copy))
 
 
 def _outcome(error: BackplaneError | None, failure: str | None, *, is_left: bool, is_over: bool) -> Outcome:
@@ -189,8 +223,10 @@ async def open_gateway(
     routes = ModelRoutes(settings, environ, has_agents=bool(agents))  # A wrong table is named before a record is begun.
     journal = ExchangeJournal(home)
     try:
+        secrets = [value for one in routes.endpoints() for value in (one.key, *one.headers.values()) if value]
+        bodies = Bodies(journal.path, secrets) if settings.gateway.bodies else None
         async with Services() as services:
-            gateway = Gateway(settings.gateway, routes, journal, listener.getsockname()[1], only_key, agents)
+            gateway = Gateway(settings.gateway, routes, journal, listener.getsockname()[1], only_key, agents, bodies)
             hosts = frozenset(f"{host}:{gateway.port}" for host in ("127.0.0.1", "localhost", "[::1]"))
             server = FrontServer(gateway, services, hosts, is_strict=settings.gateway.losses == "fail")
             async with beside(functools.partial(visited, listener, server.attend, CONNECTIONS_MAX)):

@@ -30,8 +30,14 @@ IDLE_S_MAX: Final = 600.0
 CHUNK_BYTES: Final = 64 * 1024
 """Maximum number of bytes copied at once, in each direction."""
 
-CLOSED_LOOK_S: Final = 0.25
-"""Seconds between two checks whether a client has closed its connection."""
+CLOSED_LOOK_S: Final = 0.05
+"""Seconds between two checks whether a client has closed its connection; the model behind it costs money until then."""
+
+UNREAD_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes read of a request that is refused: a client that is cut off while it sends does not read the answer."""
+
+UNREAD_S_MAX: Final = 2.0
+"""Seconds to read them in."""
 
 _OF_ONE_CONNECTION: Final = frozenset(
     (
@@ -118,11 +124,27 @@ class HttpClient:
             reason: ASCII on one line; many clients show nothing else of a refused CONNECT.
         """
         with anyio.move_on_after(IDLE_S_MAX):
-            async for _ in self.body():  # A client that is cut off while it sends does not read the answer.
-                pass
             headers = [("content-type", kind), ("content-length", str(len(body))), ("connection", "close")]
             head = h11.Response(status_code=status, headers=headers, reason=reason)
             await self.send(head, h11.Data(data=body), h11.EndOfMessage())
+        await self.finish()
+
+    async def finish(self) -> bool:
+        """Read the rest of a request that was answered early, within bounds; return True if another may follow."""
+        size = 0
+        with anyio.move_on_after(UNREAD_S_MAX):
+            if self.http.our_state is not h11.DONE:
+                if self.http.their_state not in (h11.SEND_BODY, h11.ERROR):
+                    return False
+                self.end.shutdown(socket.SHUT_WR)
+                while size < UNREAD_BYTES_MAX and (data := await receive(self.end, CHUNK_BYTES)):
+                    size += len(data)
+                return False
+            async for data in self.body():
+                size += len(data)
+                if size > UNREAD_BYTES_MAX:
+                    break
+        return self.http.our_state is self.http.their_state is h11.DONE
 
     async def wait_closed(self) -> None:
         """Wait until the client has closed its connection, whether it has sent more requests or not."""

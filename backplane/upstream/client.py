@@ -241,8 +241,9 @@ class RefusedAnswer(UpstreamError):
 
 @asynccontextmanager
 async def answer_to(
-    client: httpx.AsyncClient, endpoint: Endpoint, url: str, headers: Mapping[str, str], body: bytes
-) -> AsyncIterator[httpx.Response]:
+    client: httpx.AsyncClient, endpoint: Endpoint, url: str, headers: Mapping[str, str], body: bytes,
+    method: str = "POST",
+) -> AsyncIterator[httpx.Response]:  # fmt: skip
     """Send a request and yield the successful answer, before its body; leaving early closes the socket.
 
     Raises:
@@ -250,7 +251,7 @@ async def answer_to(
     """
     response = None
     try:
-        request = client.build_request("POST", url, content=body, headers=dict(headers))
+        request = client.build_request(method, url, content=body, headers=dict(headers))
         response = await client.send(request, stream=True)
         if response.status_code >= 300:
             raise await _refusal(response, endpoint)

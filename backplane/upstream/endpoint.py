@@ -146,19 +146,24 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def address(endpoint: Endpoint, model: str, *, stream: bool) -> str:
-    """Return the address that a request is sent to."""
+def address(endpoint: Endpoint, model: str, *, stream: bool, other: str = "") -> str:
+    """Return the address that a request is sent to.
+
+    Args:
+        other: path in place of the protocol's own, as `/embeddings`; where the model is in the path, the word behind
+            the colon, as `countTokens`.
+    """
     parts = urlsplit(endpoint.base_url)
     path = parts.path.rstrip("/")
     query = {**dict(parse_qsl(parts.query)), **endpoint.query}
     own = PROTOCOLS[endpoint.protocol].path
     if own:
-        path = path if path.endswith(own) else path + own
+        path = path.removesuffix(own) + (other or own)
     else:
         if not VERSION.search(path):
             path += PROTOCOLS[endpoint.protocol].version
         name = model if "/" in model else f"models/{model}"
-        path += f"/{quote(name, safe='/-._~:@')}:{'streamGenerateContent' if stream else 'generateContent'}"
+        path += f"/{quote(name, safe='/-._~:@')}:{other or ('streamGenerateContent' if stream else 'generateContent')}"
         if stream:
             query["alt"] = "sse"
         if endpoint.key_in_query and endpoint.key is not None:

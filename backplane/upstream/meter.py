@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -10,7 +11,16 @@ import msgspec
 
 from backplane.contract.receipt import Usage
 from backplane.dialects import dialect, framing
-from backplane.dialects.ir import Began, StreamFailed, TokenCounts, UsageSeen
+from backplane.dialects.ir import (
+    Began,
+    PartDelta,
+    PartStarted,
+    Stopped,
+    StreamEnded,
+    StreamFailed,
+    TokenCounts,
+    UsageSeen,
+)
 from backplane.upstream.cost import HIDDEN_TOKENS, Price, Spent, most
 
 _ANSWERS: Final = (
@@ -21,11 +31,11 @@ _ANSWERS: Final = (
 )
 """End of a request's path → dialect of its answer."""
 
-_LONGEST: Final = re.compile(rb'"(?:max_(?:completion_|output_)?tokens|maxOutputTokens)"\s*:\s*(\d{1,9})')
-"""Members of a request that limit the tokens of its answer; in a text they have other quotes."""
+REQUEST_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bytes kept of a request, to read the limit of its answer; a longer one counts as one without a limit."""
 
-_TAIL_BYTES: Final = 64
-"""Bytes of a request's piece that are read again with the next one: a limit may stand in both."""
+_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Members of a request that limit the tokens of its answer, where no object is around them."""
 
 MODELS_MAX: Final = 32
 """Models that are named in the receipt; answers of others count as `other`."""
@@ -40,66 +50,109 @@ def tally(counts: dict[str, int], name: str, most: int) -> None:
     counts[name] = counts.get(name, 0) + 1
 
 
+def asked_tokens(document: Any) -> int | None:
+    """Return the most tokens of all answers that a request asks for; None if it does not limit them."""
+    if not isinstance(document, dict):
+        return None
+    config = document.get("generationConfig")
+    inner = config if isinstance(config, dict) else {}
+    limits = [*map(document.get, _LIMITS), inner.get("maxOutputTokens")]
+    most = max((one for one in limits if type(one) is int and one > 0), default=None)
+    answers = [one for one in (document.get("n"), inner.get("candidateCount"), 1) if type(one) is int]
+    return None if most is None else most * max(answers)
+
+
 class AnswerMeter:
     """Reads the counters of one answer, streamed or whole; a wrong answer does not raise.
 
     Attributes:
         model: the service's name of the model that answers.
-        longest: most tokens that the answer may have by its request; None if the request does not limit them.
+        counts: the counters so far; None is unknown.
+        failure: the failure that the stream reports; None if there is none.
+        has_content: True once something of the answer itself has come.
+        is_readable: False after bytes that are no answer of the dialect.
     """
 
     def __init__(self, dialect_name: str) -> None:
-        self._framing = framing.Detecting()
+        self.framing = framing.Detecting(is_named=dialect_name == "copilot")
         self._reader: Any = dialect(dialect_name).StreamReader()
         self.model: str | None = None
-        self.longest: int | None = None
-        self._sent, self._tail = 0, b""
-        self._counts: TokenCounts | None = None
-        self._failed = False
+        self.counts: TokenCounts | None = None
+        self.failure: StreamFailed | None = None
+        self.has_content = False
+        self.is_readable = True
+        self._asked: list[bytes] = []
+        self._sent = 0
 
     def ask(self, data: bytes) -> None:
-        """Read a piece of the request's body."""
+        """Keep a piece of the request's body."""
         self._sent += len(data)
-        window = self._tail + data
-        for found in _LONGEST.finditer(window):
-            self.longest = max(self.longest or 0, int(found[1]))
-        self._tail = window[-_TAIL_BYTES:]
+        if self._sent <= REQUEST_BYTES_MAX:
+            self._asked.append(data)
+
+    @property
+    def longest(self) -> int | None:
+        """Most tokens that the answer may have by its request; None if the request does not limit them."""
+        if self._sent > REQUEST_BYTES_MAX:
+            return None
+        try:
+            return asked_tokens(msgspec.json.decode(b"".join(self._asked)))
+        except framing.UNREADABLE:
+            return None
 
     @property
     def sent_most(self) -> int:
         """Tokens of the request: the service's count, else at most each byte and what services add."""
-        known = self._counts.input if self._counts is not None else None
+        known = self.counts.input if self.counts is not None else None
         return self._sent + HIDDEN_TOKENS if known is None else known
 
-    def feed(self, data: bytes) -> None:
-        """Read unpacked bytes of the body."""
-        if not self._failed:
-            self._guarded(lambda: self._take(self._framing.feed(data)))
+    def feed(self, data: bytes) -> list[Any]:
+        """Read unpacked bytes of the body; return the documents that they complete."""
+        return self._read(lambda: self.framing.feed(data))
 
-    def finish(self) -> TokenCounts | None:
-        """Return the counters at the body's end; None if the answer has none or is not complete."""
-        self._guarded(lambda: self._take(self._framing.finish()))
-        self._guarded(lambda: self._look(self._reader.finish()))
-        return None if self._failed else self._counts
+    def finish(self) -> list[Any]:
+        """Read the body's end; return the last documents."""
+        documents = self._read(self.framing.finish)
+        self._guarded(lambda: self._look(self._reader.finish(done=self.framing.is_done)))
+        return documents
 
-    def _take(self, documents: list[Any]) -> None:
-        for document in documents:
-            self._look(self._reader.read(document))
+    @property
+    def whole_counts(self) -> TokenCounts | None:
+        """The counters of a finished answer; None if it has none or is not complete."""
+        return self.counts if self.is_readable and self.failure is None else None
+
+    def _read(self, step: Callable[[], list[Any]]) -> list[Any]:
+        documents: list[Any] = []
+
+        def work() -> None:
+            documents.extend(step())
+            for document in documents:
+                self._look(self._reader.read(document))
+
+        if self.is_readable:
+            self._guarded(work)
+        return documents
 
     def _look(self, events: list[Any]) -> None:
         for event in events:
-            if type(event) is UsageSeen:
-                self._counts = event.usage
-            elif type(event) is Began and isinstance(event.model, str):
+            kind = type(event)
+            if kind is UsageSeen:
+                self.counts = event.usage
+            elif kind is Began and isinstance(event.model, str):
                 self.model = event.model
-            elif type(event) is StreamFailed:
-                self._failed = True
+            elif kind is StreamFailed:
+                self.failure = self.failure or event
+            elif kind is StreamEnded and event.answer is not None:
+                self.counts = event.answer.usage or self.counts
+                self.has_content = True
+            elif kind in (PartStarted, PartDelta, Stopped):
+                self.has_content = True
 
-    def _guarded(self, step: Any) -> None:
+    def _guarded(self, step: Callable[[], object]) -> None:
         try:
             step()
-        except Exception:  # A wrong answer is passed on, too.
-            self._failed = True
+        except Exception:  # A wrong answer is passed on, too; its counters stay unknown.
+            self.is_readable, self.counts = False, None
 
 
 class ServiceMeter:
@@ -133,8 +186,9 @@ class ServiceMeter:
 
     def end(self, answer: AnswerMeter, *, is_whole: bool) -> None:
         """Add the counters of an answer, whole or cut."""
-        counts = answer.finish() if is_whole else None
-        self.add(answer.model, counts, self._price, answer.sent_most, answer.longest)
+        answer.finish()
+        counts = answer.whole_counts if is_whole else None
+        self.add(answer.model, counts, self._price, answer.sent_most, None if counts else answer.longest)
 
     def add(
         self, model: str | None, counts: TokenCounts | None, price: Price | None, sent: int, made: int | None

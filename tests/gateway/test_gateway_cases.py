@@ -416,12 +416,12 @@ def test_proofs_stay_with_the_account_that_made_them_and_are_bounded(monkeypatch
     request = {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1"}]}]}
     assert proofs.restore("other", "claude", request) == request
     assert proofs.restore("one", "claude", request) != request
-    monkeypatch.setattr("backplane.gateway.proofs.BYTES_MAX", 1000)
+    monkeypatch.setattr("backplane.gateway.kept.BYTES_MAX", 1000)
     for place in range(100):
         block = {**CLAUDE_ANSWER["content"][2], "id": f"t{place}"}
         proofs.keep("one", "claude", {**CLAUDE_ANSWER, "content": [*CLAUDE_ANSWER["content"][:2], block]})
-    assert len(proofs._rows) < 20
-    assert proofs._size <= 1000
+    assert len(proofs.rows) < 20
+    assert proofs.rows.size <= 1000
 
 
 def test_thinking_without_a_signature_is_not_sent_to_a_service_that_wants_one() -> None:
@@ -544,7 +544,7 @@ def test_an_error_in_a_stream_is_an_event_of_the_clients_dialect() -> None:
     [
         (MESSAGES, CHAT, {"thread": {"type": "continue", "previous_message_id": "msg_1"}}),
         (MESSAGES, GEMINI, {"thread": {"type": "create"}}),
-        (RESPONSES, MESSAGES, {"previous_response_id": "resp_1"}),
+        (RESPONSES, MESSAGES, {"conversation": "conv_1"}),
         (GEMINI, CHAT, {"cachedContent": "cachedContents/1"}),
     ],
 )

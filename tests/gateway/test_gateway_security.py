@@ -171,7 +171,7 @@ def test_headers_of_a_service_come_by_a_list_of_allowed_ones() -> None:
 
 
 def test_a_body_over_the_limit_is_refused_unread(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backplane.gateway.server.BODY_BYTES_MAX", 10_000)
+    monkeypatch.setattr("backplane.gateway.doors.BODY_BYTES_MAX", 10_000)
     assert send(gate, head(gate, AUTH, "content-length: 999999999")).startswith(b"HTTP/1.1 413")
     bomb = gzip.compress(b"[" * 1_000_000)
     got = send(gate, head(gate, AUTH, f"content-length: {len(bomb)}", "content-encoding: gzip") + bomb)
@@ -184,8 +184,8 @@ def test_a_body_over_the_limit_is_refused_unread(gate: Gate, monkeypatch: pytest
 
 
 def test_half_a_request_is_ended(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backplane.gateway.server.HEAD_S_MAX", 0.2)
-    monkeypatch.setattr("backplane.gateway.server.BODY_S_MAX", 0.2)
+    monkeypatch.setattr("backplane.gateway.doors.HEAD_S_MAX", 0.2)
+    monkeypatch.setattr("backplane.gateway.doors.BODY_S_MAX", 0.2)
     assert send(gate, b"POST / HTTP/1.1\r\nhost: x").startswith(b"HTTP/1.1 408")
     assert send(gate, head(gate, AUTH, LENGTH) + DATA[:5]).startswith(b"HTTP/1.1 408")
 

@@ -1,0 +1,185 @@
+"""Budgets that several gateways share, bodies that are kept, and answers whose head or refusal comes early."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from backplane.errors import StoreError
+from backplane.gateway.journal import SUFFIX, ExchangeJournal, new_id, now
+from backplane.gateway.record import ExchangeBegin, ExchangeEnd
+from backplane.process.locks import try_lock
+from backplane.testing import Fault, ModelServer, ScriptUsage, Turn
+from tests.gateway.ground import KEY, Gate, backend, gateway
+from tests.gateway.test_gateway import CHAT, MESSAGES, PRICES, ask, client, said
+from tests.scripted import question
+
+
+def bodies_of(gate: Gate) -> list[Any]:
+    assert gate.ends
+    return [
+        json.loads(line) for path in (gate.home / "gateway").glob("*.bodies*") for line in path.read_text().splitlines()
+    ]
+
+
+# Two gateways ---------------------------------------------------------------------------------------------------------
+
+
+def test_two_gateways_of_one_folder_spend_one_budget_once(tmp_path: Path) -> None:
+    usage = ScriptUsage(input=1000, output=500)  # 2,000 millionths.
+    with ModelServer([Turn(text="hi", usage=usage)] * 9) as server:
+        services = {"a": backend(server, CHAT, prices=PRICES)}
+        given: dict[str, Any] = {"key": None, "clients": client(budget_usd=0.007)}
+        with (
+            gateway(services, {"m": "a"}, tmp_path, **given) as one,
+            gateway(services, {"m": "a"}, tmp_path, **given) as two,
+        ):
+            statuses = []
+            for gate in (one, two, one, two, one):
+                statuses.append(said(gate, max_tokens=500)[0])
+                assert gate.ends
+    assert statuses == [200, 200, 200, 403, 403]
+
+
+def test_an_open_exchange_of_another_gateway_is_reserved_here(tmp_path: Path) -> None:
+    slow = Turn(text="slow", fault=Fault(first_byte_ms=60_000))
+    with ModelServer(slow) as server:
+        services = {"a": backend(server, CHAT, prices=PRICES)}
+        given: dict[str, Any] = {"key": None, "clients": client(budget_usd=0.003)}
+        with (
+            gateway(services, {"m": "a"}, tmp_path, **given) as one,
+            gateway(services, {"m": "a"}, tmp_path, **given) as two,
+        ):
+            from tests.gateway.test_gateway_cases import posted
+
+            path, body = question(CHAT, max_tokens=500)
+            with posted(one, path, body):
+                server.wait_requests(1)
+                assert said(two, max_tokens=500)[0] == 403
+
+
+def begin(client: str, reserved: int) -> ExchangeBegin:
+    return ExchangeBegin(id=new_id(), at=now(), client=client, front="chat", model="m", stream=False, reserved=reserved)
+
+
+def test_the_lines_of_another_start_are_read_once_and_torn_ones_later(tmp_path: Path) -> None:
+    one, two = ExchangeJournal(tmp_path), ExchangeJournal(tmp_path)
+    try:
+        line = begin("ci", 70)
+        one.write(line)
+        with two.budget_of("ci") as used:
+            assert used == 70
+        end = ExchangeEnd(id=line.id, at=now(), client="ci", end="complete", charged=30)
+        data = msgspec.json.encode(end) + b"\n"
+        with one.path.open("ab") as file:
+            file.write(data[:20])
+            file.flush()
+            with two.budget_of("ci") as used:
+                assert used == 70
+            file.write(data[20:])
+        for _ in range(2):
+            with two.budget_of("ci") as used:
+                assert used == 30
+            with two.budget_of("other") as used:
+                assert used == 0
+    finally:
+        one.close()
+        two.close()
+
+
+def test_a_reservation_waits_for_another_gateway_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backplane.gateway.journal.LOCK_S_MAX", 0.05)
+    journal = ExchangeJournal(tmp_path)
+    fd = os.open(tmp_path / "gateway", os.O_RDONLY)
+    try:
+        assert try_lock(fd)
+        with pytest.raises(StoreError, match="another gateway"), journal.budget_of("ci"):
+            raise AssertionError("the lock is taken")
+    finally:
+        os.close(fd)
+    with journal.budget_of("ci") as used:
+        assert used == 0
+    journal.close()
+
+
+# Bodies ---------------------------------------------------------------------------------------------------------------
+
+
+def test_bodies_are_kept_only_where_the_configuration_says_so() -> None:
+    with ModelServer([Turn(text="the answer")] * 2) as server:
+        services = {"a": backend(server, MESSAGES)}
+        with gateway(services, {"m": "a"}) as gate:
+            said(gate)
+            assert bodies_of(gate) == []
+        with gateway(services, {"m": "a"}, bodies=True) as gate:
+            path, body = question(CHAT, "my question", stream=True)
+            data = ask(gate, path, body)[2]
+            (line,) = bodies_of(gate)
+            (end,) = gate.ends
+            (file,) = (gate.home / "gateway").glob("*.bodies")
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert line["id"] == end.id
+    assert json.loads(line["request"]) == body
+    assert line["answer"].encode() == data
+
+
+def test_kept_bodies_have_no_secret_and_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backplane.gateway.bodies.BODY_BYTES_MAX", 500)
+    monkeypatch.setattr("backplane.gateway.serving.BODY_BYTES_MAX", 500)
+    monkeypatch.setattr("backplane.gateway.bodies.FILE_BYTES_MAX", 1_500)
+    secret = "of-the-service-0123456789"
+    with ModelServer([Turn(text=f"{secret} {'x' * 5_000}")] * 8) as server:
+        row = msgspec.structs.replace(backend(server, CHAT, key_env="K"), env={"K": secret})
+        with gateway({"a": row}, {"m": "a"}, bodies=True) as gate:
+            for _ in range(8):
+                said(gate, messages=[{"role": "user", "content": f"{secret} {'y' * 5_000}"}])
+            assert gate.ends
+            files = list((gate.home / "gateway").glob("*.bodies*"))
+            text = "".join(path.read_text() for path in files)
+            lines = bodies_of(gate)
+    assert len(files) == 2
+    assert sum(len(line) for line in text.splitlines()) < 8_000
+    assert secret not in text
+    assert KEY not in text
+    assert all(len(line["request"]) <= 500 and line["request_bytes"] > 5_000 for line in lines)
+
+
+def test_bodies_go_with_the_record_that_they_belong_to(tmp_path: Path) -> None:
+    with ModelServer([Turn(text="ok")] * 2) as server:
+        services = {"a": backend(server, CHAT)}
+        with gateway(services, {"m": "a"}, tmp_path, bodies=True) as gate:
+            said(gate)
+            assert len(bodies_of(gate)) == 1
+        (record,) = (tmp_path / "gateway").glob(f"*{SUFFIX}")
+        record.unlink()
+        with gateway(services, {"m": "a"}, tmp_path, bodies=True):
+            assert list((tmp_path / "gateway").glob("*.bodies*")) == []
+
+
+# Heads that are sent early --------------------------------------------------------------------------------------------
+
+
+def test_the_head_of_a_silent_stream_counts_the_losses_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backplane.gateway.server.PING_S", 0.05)
+    turn = Turn(text="late", fault=Fault(first_byte_ms=300))
+    with ModelServer(turn) as server, gateway({"a": backend(server, MESSAGES)}, {"m": "a"}) as gate:
+        path, body = question(CHAT, stream=True, logit_bias={"5": 1})
+        _, headers, data = ask(gate, path, body)
+        (end,) = gate.ends
+    assert data.startswith(b": ping")
+    assert int(headers["x-backplane-losses"]) == end.losses > 0
+
+
+def test_a_client_that_is_still_sending_reads_the_refusal() -> None:
+    with ModelServer([]) as server, gateway({"a": backend(server, CHAT)}, {"m": "a"}) as gate:
+        path, body = question(CHAT, "x" * 3_000_000)
+        assert ask(gate, path, body, {"authorization": "Bearer wrong"})[0] == 401
+        assert ask(gate, path, body, {"host": "example.com"})[0] == 403
+        assert ask(gate, "/v1/files", body)[0] == 404
+        assert ask(gate, path, json.dumps(body).encode(), {"content-encoding": "zstd", "x-api-key": KEY})[0] == 415
