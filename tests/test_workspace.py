@@ -669,7 +669,7 @@ def test_what_was_changed_after_a_cut_is_refused_merged_or_given_up(place: Place
     place.write({"a": text, "b": "b\n"})
     place.patch_of([("a", text.replace("2\n", "two\n", 1)), ("b", "B\n")])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writing, "put_in_place", lambda *_: failing())
+        patch.setattr(writing.FileWriter, "put", lambda *_: failing())
         with pytest.raises(WorkspaceError, match="was cut off"):
             apply_patch(place.run_dir)
     place.write({"a": text + "mine\n"})

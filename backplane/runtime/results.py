@@ -17,7 +17,7 @@ from backplane.receipts.audit import patch_hash, record_hash
 from backplane.receipts.store import Store
 from backplane.runtime.state import StateFolder, refuse_unknown
 from backplane.workspace import Applied, apply_bare, apply_patch, go_on
-from backplane.workspace.checkpoints import START, Checkpoint, found, load, rewind_original, told
+from backplane.workspace.checkpoints import START, Checkpoint, find, load, parse_checkpoints, rewind_original
 from backplane.workspace.patch import RECORD_NAME
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def apply_result(folder: StateFolder, run_id: str, wish: Wish = _PLAIN) -> Appli
             hint = f"--root DIR names it; or there: git apply {patch}"
             raise ConfigError("config_invalid", fact, hint=hint)
         return apply_bare(run_dir, patch_hash(receipt) or "", wish.root, check=wish.check, merge=wish.merge)
-    checkpoint = found(kept(receipt), wish.at) if wish.at is not None else None
+    checkpoint = find(kept(receipt), wish.at) if wish.at is not None else None
     if wish.at is not None and checkpoint is None:
         fact = "at the start the run had changed nothing"
         raise WorkspaceError("execution_workspace_error", fact, hint="to undo what was applied: backplane rewind")
@@ -99,7 +99,7 @@ def rewind_result(folder: StateFolder, run_id: str, to: str = START, *, check: b
     with Store.open(folder.home, readonly=True) as store:
         receipt = store.load(run_id)
         run_dir = store.folder(receipt.meta.run_id)
-    return rewind_original(run_dir, found(kept(receipt), to), record_sha256=record_hash(receipt), check=check)
+    return rewind_original(run_dir, find(kept(receipt), to), record_sha256=record_hash(receipt), check=check)
 
 
 def kept(receipt: Receipt) -> tuple[Checkpoint, ...]:
@@ -114,7 +114,7 @@ def kept(receipt: Receipt) -> tuple[Checkpoint, ...]:
         bodies = [event.body for event in receipt.trace if isinstance(event, CheckpointReported)]
         rows = [{name: body[name] for name in body if name != "what"} for body in bodies if body.get("what") == "made"]
     try:
-        return told(() if rows is None else rows)
+        return parse_checkpoints(() if rows is None else rows)
     except ValueError as error:
         fact = f"the checkpoints in the receipt of run {receipt.meta.run_id} cannot be read: {error}"
         hint = f"nothing was changed; see where it comes from: backplane receipts show {receipt.meta.run_id}"

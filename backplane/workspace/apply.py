@@ -1,7 +1,7 @@
-"""Applies a run's patch to a workspace: checks every path first, then writes file by file.
+"""Applies a run's patch to a folder: checks every path first, then writes file by file.
 
 Whole files are compared: a file is as it was when the run began, or has its new content already, or has changed
-meanwhile and is refused, or merged on request. No link of the workspace is followed.
+meanwhile and is refused, or merged on request. No link of the folder is followed.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from typing import Final
 import msgspec
 
 from backplane.errors import WorkspaceError
-from backplane.workspace import writing
 from backplane.workspace.baseline import git_mode
 from backplane.workspace.objects import LINK, Leaf, head_of, new_hash, object_id
 from backplane.workspace.patch import PathTarget, SavedPatch, failure, load, names
-from backplane.workspace.repo import CODE, REPO_NAME, Repo
+from backplane.workspace.repo import REPO_NAME, Repo
 from backplane.workspace.tree import (
     FILE_FLAGS,
     READ_BYTES,
-    Quota,
-    list_tree,
+    folders_above,
     look_at,
     opened,
+    paths_below,
     printable,
-    scope,
+    unguessable,
 )
-from backplane.workspace.writing import Command, Mark, Writing, folders_above
+from backplane.workspace.writing import Command, FileWriter, Mark, Writing, mark_of, marked, read_mark
 
 APPLIED_ALREADY: Final = "the patch is applied already"
 
@@ -56,11 +55,10 @@ class Applied(msgspec.Struct, frozen=True):
         if not self.files:
             return "the run changed nothing"
         count = f"{len(self.files)} file{'' if len(self.files) == 1 else 's'}"
-        merged, here = ", some by a merge" if self.merged else "", os.path.realpath(self.root) == os.path.realpath(".")
+        here = os.path.realpath(self.root) == os.path.realpath(".")
+        where, merged = "" if here else f" in {self.root}", ", some by a merge" if self.merged else ""
         before = "going on where it was cut off: " if self.went_on else ""
-        return (
-            f"{before}{'would change' if is_check else 'changed'} {count}{'' if here else f' in {self.root}'}{merged}"
-        )
+        return f"{before}{'would change' if is_check else 'changed'} {count}{where}{merged}"
 
 
 def apply_patch(
@@ -96,7 +94,7 @@ def apply_patch(
 
 def go_on(run_dir: Path, root: Path | None = None, *, check: bool = False, merge: bool = False) -> Applied | None:
     """Continue an application that was cut off; return None if there is none. Raises as `apply_patch`."""
-    begun = writing.read_mark(run_dir)
+    begun = read_mark(mark_of(run_dir))
     if begun is None or begun.command != "apply":
         return None
     with explained(run_dir):
@@ -135,26 +133,33 @@ def put(
         WorkspaceError: as `apply_patch`.
     """
     root = root.resolve(strict=True)
-    with writing.marked(run_dir) as mark:
-        begun = mark.read()
+    with marked(run_dir) as mark:
+        begun = read_mark(mark.path)
         if begun is not None and (begun.command, begun.root) != (command, str(root)):
             raise failure(begun.describe(run_dir.name), f"first: backplane {begun.command} {run_dir.name[:8]}")
         targets = make() if begun is None else {target.path: target for target in begun.targets}
         if not targets:
             return Applied((), merged=False, root=str(root))
-        repo = Repo(run_dir / REPO_NAME)
         if begun is not None and not check:
-            writing.remove_temporary(str(root), begun)
-        plan = _Plan(targets, str(root), repo, mark.path if begun is not None else None)
-        plan.make(merge)
+            FileWriter(begun, {}).clean()
+        plan = _Plan(str(root), Repo(run_dir / REPO_NAME), targets)
+        moved = plan.moved()
+        if moved and not merge:
+            given_up = "" if begun is None else f", or give up what was cut off: remove '{mark.path}'"
+            hint = f"look at them, or merge with --merge{given_up}"
+            raise failure(f"changed since the run began: {names(sorted(moved))}", hint)
+        changes = plan.changes(moved)
+        if not (changes or begun or merge):
+            raise failure(APPLIED_ALREADY, "nothing is left to do")
         if check:
-            plan.read_all()
-            return plan.applied()
-        if plan.targets:
-            _write(run_dir.name, mark, plan, writing.plan(command, root, plan.targets), begun)
-        done(len(plan.applied().files))
-        mark.remove()
-        return plan.applied()
+            plan.read_all(changes)
+        else:
+            if changes:
+                _write(run_dir.name, mark, plan, Writing(command, str(root), unguessable(), changes), begun)
+            done(len(changes if begun is None else targets))
+            mark.remove()
+        paths = [target.path for target in changes] if begun is None else sorted(targets)
+        return Applied(tuple(map(printable, paths)), bool(moved), str(root), begun is not None)
 
 
 def _write(run: str, mark: Mark, plan: _Plan, planned: Writing, begun: Writing | None) -> None:
@@ -164,18 +169,19 @@ def _write(run: str, mark: Mark, plan: _Plan, planned: Writing, begun: Writing |
         OSError: nothing was changed.
         WorkspaceError: a file has changed meanwhile, or could not be written after others were.
     """
+    files = FileWriter(planned, plan.facts)
     try:
         with plan.repo.storing() as objects:
             for leaf, data in plan.made.items():
                 objects.blob(leaf, data)
         mark.write(planned)
-        places = writing.write_temporary(plan.root, planned, plan.repo, plan.found)
+        files.prepare(plan.repo)
     except BaseException:
-        writing.remove_temporary(plan.root, planned)
+        files.clean()
         mark.write(begun) if begun is not None else mark.remove()
         raise
     try:
-        writing.put_in_place(plan.root, planned, plan.found, places)
+        files.put()
     except (OSError, WorkspaceError) as error:
         fact = f"{planned.describe(run)}; it failed at "
         about = f"'{printable(str(error.filename))}': {error.strerror}" if isinstance(error, OSError) else error.message
@@ -183,104 +189,64 @@ def _write(run: str, mark: Mark, plan: _Plan, planned: Writing, begun: Writing |
 
 
 class _Plan:
-    """Finds out which files must be written; writes nothing.
+    """Compares the files of a folder with a patch; writes nothing there."""
 
-    Args:
-        mark: the mark of the write that is continued; None for a new one.
-    """
-
-    def __init__(self, all_targets: Targets, root: str, repo: Repo, mark: Path | None) -> None:
-        self.root, self.repo = root, repo
-        self.found: dict[str, os.stat_result | None] = {}
+    def __init__(self, root: str, repo: Repo, targets: Targets) -> None:
+        self.repo = repo
+        self.facts: dict[str, os.stat_result | None] = {}
         """The facts of each path; a file that has others when it is replaced is refused."""
-        self.targets: list[PathTarget] = []
-        """Paths that do not have their new content, with their present one as `before`."""
         self.made: dict[Leaf, bytes] = {}
         """Merged contents, which are not stored yet."""
-        self._all, self._mark, self._merged = all_targets, mark, False
-        self._now: dict[str, Leaf | None] = {}
+        self._root, self._targets = root, targets
+        self._now = {path: self._look(path) for path in targets}
+        self._renames: dict[str, str] | None = None
 
-    def applied(self) -> Applied:
-        paths = self._all if self._mark is not None else [target.path for target in self.targets]
-        return Applied(tuple(map(printable, sorted(paths))), self._merged, self.root, self._mark is not None)
-
-    def read_all(self) -> None:
-        """Read every new content. Raises WorkspaceError if one is not as it was kept."""
-        for leaf in {target.after for target in self.targets if target.after is not None} - self.made.keys():
-            collections.deque(self.repo.pieces(leaf.oid), maxlen=0)
-
-    def make(self, merge: bool) -> None:
-        """Compare every path. Raises WorkspaceError: files have changed, or conflict."""
-        targets = self._all
-        moved = [path for path, target in targets.items() if self._leaf_now(path) not in (target.before, target.after)]
-        moved += self._blocked()
-        if moved and not merge:
-            given_up = "" if self._mark is None else f", or give up what was cut off: remove '{self._mark}'"
-            hint = f"look at them, or merge with --merge{given_up}"
-            raise failure(f"changed since the run began: {names(sorted(moved))}", hint)
-        results: dict[str, Leaf | None] = {path: target.after for path, target in targets.items() if path not in moved}
-        if moved:
-            results |= _Merge(self, targets, self._now).results(moved)
-            self._merged = True
-        changed = sorted(path for path, leaf in results.items() if leaf != self._leaf_now(path))
-        self.targets = [PathTarget(path, self._now[path], results[path]) for path in changed]
-        if targets and not (self.targets or self._mark or merge):
-            raise failure(APPLIED_ALREADY, "nothing is left to do")
-
-    def _leaf_now(self, path: str) -> Leaf | None:
+    def _look(self, path: str) -> Leaf | None:
         """Return a path's present leaf without following links; None if there is no file or link."""
-        if path not in self._now:
-            facts = look_at(self.root, path)
-            is_file = facts is not None and stat.S_ISREG(facts.st_mode)
-            is_known = facts is not None and (is_file or stat.S_ISLNK(facts.st_mode))
-            self.found[path] = facts if is_known else None
-            place = f"{self.root}/{path}"
-            if facts is None or not is_known:
-                self._now[path] = None
-            elif is_file:
-                self._now[path] = Leaf(git_mode(facts), _hash_file(place, sha256=self.repo.sha256))
-            else:
-                self._now[path] = Leaf(LINK, object_id(os.fsencode(os.readlink(place)), sha256=self.repo.sha256))
-        return self._now[path]
+        facts, place = look_at(self._root, path), f"{self._root}/{path}"
+        is_link = facts is not None and stat.S_ISLNK(facts.st_mode)
+        if facts is None or not (is_link or stat.S_ISREG(facts.st_mode)):
+            self.facts[path] = None
+            return None
+        self.facts[path] = facts
+        if is_link:
+            return Leaf(LINK, object_id(os.fsencode(os.readlink(place)), sha256=self.repo.sha256))
+        return Leaf(git_mode(facts), _hash_file(place, sha256=self.repo.sha256))
 
-    def _blocked(self) -> list[str]:
-        """Return new paths whose place is taken: by a folder, a device, or a file or link above them."""
-        gone = {path for path, target in self._all.items() if target.after is None}
+    def moved(self) -> list[str]:
+        """Return the paths that are neither as they were nor as they shall be, or whose place is taken."""
+        gone = {path for path, target in self._targets.items() if target.after is None}
         return [
             path
-            for path, target in self._all.items()
-            if target.after and not target.before and self.found[path] is None and self._in_the_way(path, gone)
+            for path, target in self._targets.items()
+            if self._now[path] not in (target.before, target.after)
+            or (target.after and not target.before and self._now[path] is None and self._is_taken(path, gone))
         ]
 
-    def _in_the_way(self, path: str, gone: set[str]) -> bool:
-        for place in (*folders_above([path]), path):
-            facts = look_at(self.root, place)
+    def _is_taken(self, path: str, gone: set[str]) -> bool:
+        """Return True if a device or a folder is at a path, or a file above it, that stays there."""
+        for place in (*folders_above(path), path):
+            facts = look_at(self._root, place)
             if facts is None or (not stat.S_ISDIR(facts.st_mode) and place in gone):
                 return False
             if not stat.S_ISDIR(facts.st_mode):
                 return True
-        return not self._has_only(path, gone)
+        return any(
+            place[len(self._root) + 1 :] not in gone
+            for place in paths_below(f"{self._root}/{path}")
+            if os.path.islink(place) or not os.path.isdir(place)
+        )
 
-    def _has_only(self, path: str, gone: set[str]) -> bool:
-        """Return True if a folder will be empty once these files are removed."""
-        everything = scope(CODE, Quota(bytes_max=0, files_max=len(gone) * 2 + 1_000))
-        try:
-            listing = list_tree(f"{self.root}/{path}", everything)
-        except WorkspaceError:
-            return False
-        return not listing.special and all(f"{path}/{name}" in gone for name, _ in listing.files)
+    def changes(self, moved: list[str]) -> tuple[PathTarget, ...]:
+        """Return the paths to be written, with their present content as `before`.
 
+        Args:
+            moved: paths to be merged.
 
-class _Merge:
-    """Merges files that have changed since the run began with what the run made of them."""
-
-    def __init__(self, plan: _Plan, targets: Targets, now: Mapping[str, Leaf | None]) -> None:
-        self._plan, self._targets, self._now = plan, targets, now
-        self._renames: dict[str, str] | None = None
-
-    def results(self, moved: list[str]) -> dict[str, Leaf | None]:
-        """Return the new leaf of each path. Raises WorkspaceError: there are conflicts."""
-        results: dict[str, Leaf | None] = {}
+        Raises:
+            WorkspaceError: there are conflicts.
+        """
+        results = {path: target.after for path, target in self._targets.items() if path not in moved}
         conflicts: list[str] = []
         for path in moved:
             try:
@@ -290,32 +256,38 @@ class _Merge:
         if conflicts:
             hint = "merge by hand: git apply --reject PATCH; `backplane receipts show RUN` names the patch"
             raise failure(f"conflicts in {names(sorted(conflicts))}; nothing was changed", hint)
-        return results
+        rows = (PathTarget(path, self._now[path], results[path]) for path in sorted(results))
+        return tuple(row for row in rows if row.before != row.after)
+
+    def read_all(self, changes: tuple[PathTarget, ...]) -> None:
+        """Read every new content. Raises WorkspaceError if one is not as it was kept."""
+        for leaf in {target.after for target in changes if target.after is not None} - self.made.keys():
+            collections.deque(self.repo.pieces(leaf.oid), maxlen=0)
+
+    # Merging ----------------------------------------------------------------------------------------------------------
 
     def _merge(self, target: PathTarget) -> dict[str, Leaf | None]:
-        """Merge one path that has changed since; raises `_ConflictError`."""
-        now, moved_to = self._now[target.path], None
-        if target.after is None and target.before is not None and now is not None:
-            moved_to = self._new_name(target.path)
-        if moved_to is not None and now and target.before:
-            # It was renamed there and edited here: the edit moves to the new name.
-            following = self._targets[moved_to]
-            if self._now[moved_to] is not None or following.after is None:
-                raise _ConflictError
-            both = self._merge_files(target.path, target.before, now, following.after)
-            return {target.path: None, moved_to: both}
-        if now is None or target.before is None or target.after is None:
+        """Return the leaves of a path that has changed, and of its new name. Raises `_ConflictError`."""
+        now, base = self._now[target.path], target.before
+        if now is None or base is None:
             raise _ConflictError
-        return {target.path: self._merge_files(target.path, target.before, now, target.after)}
+        if target.after is not None:
+            return {target.path: self._merge_files(target.path, base, now, target.after)}
+        moved_to = self._new_name(target.path)
+        theirs = self._targets[moved_to].after if moved_to is not None else None
+        if moved_to is None or theirs is None or self._now[moved_to] is not None:
+            raise _ConflictError
+        # It was renamed there and edited here: the edit moves to the new name.
+        return {target.path: None, moved_to: self._merge_files(target.path, base, now, theirs)}
 
     def _new_name(self, path: str) -> str | None:
         """Return the path that a file was renamed to; None if it was removed."""
         if self._renames is None:
             before = {each.path: each.before for each in self._targets.values() if each.before is not None}
             after = {each.path: each.after for each in self._targets.values() if each.after is not None}
-            with self._plan.repo.storing() as objects:
+            with self.repo.storing() as objects:
                 state = objects.state(before, after)
-            rows = self._plan.repo.rows(state)
+            rows = self.repo.rows(state)
             self._renames = {os.fsdecode(row.old_path): os.fsdecode(row.path) for row in rows if row.old_path}
         return self._renames.get(path)
 
@@ -325,36 +297,34 @@ class _Merge:
             raise _ConflictError
         if ours.oid in (base.oid, theirs.oid):
             return Leaf(mode, theirs.oid)
+        both: bytes | None
         if theirs.oid == base.oid:
-            return self._keep(mode, self._present(path, ours))
-        if LINK in (base.mode, ours.mode, theirs.mode):
+            both = self._present(path, ours)
+        elif LINK in (base.mode, ours.mode, theirs.mode):
             raise _ConflictError
-        repo = self._plan.repo
-        both = repo.merge(self._present(path, ours), repo.read(base.oid), repo.read(theirs.oid))
+        else:
+            both = self.repo.merge(self._present(path, ours), self.repo.read(base.oid), self.repo.read(theirs.oid))
         if both is None:
             raise _ConflictError
-        return self._keep(mode, both)
+        leaf = Leaf(mode, object_id(both, sha256=self.repo.sha256))
+        self.made[leaf] = both
+        return leaf
 
     def _present(self, path: str, leaf: Leaf) -> bytes:
         """Return the content that was seen at a path. Raises WorkspaceError if it has changed meanwhile."""
-        place = f"{self._plan.root}/{path}"
+        place = f"{self._root}/{path}"
         if leaf.mode == LINK:
             data = os.fsencode(os.readlink(place))
         else:
             with open(os.open(place, FILE_FLAGS), "rb") as file:
                 data = file.read()
-        if object_id(data, sha256=self._plan.repo.sha256) != leaf.oid:
+        if object_id(data, sha256=self.repo.sha256) != leaf.oid:
             raise failure(f"'{printable(path)}' was changed just now; nothing was applied", "try again")
         return data
 
-    def _keep(self, mode: int, data: bytes) -> Leaf:
-        leaf = Leaf(mode, object_id(data, sha256=self._plan.repo.sha256))
-        self._plan.made[leaf] = data
-        return leaf
-
 
 def _hash_file(path: str, *, sha256: bool) -> str:
-    """Return the git object id of a file's content; the file is read in pieces. Raises OSError."""
+    """Return git's name of a file's content; the file is read in pieces. Raises OSError."""
     with opened(os.open(path, FILE_FLAGS)) as file:
         left = os.fstat(file).st_size
         digest = new_hash(head_of(left), sha256=sha256)

@@ -26,7 +26,7 @@ from backplane.workspace.writing import mark_of
 
 _BECOMES: Final = re.compile(rb"index [0-9a-f]+\.\.([0-9a-f]{40,64})")
 """Line with the object id of a file's new content; lines of content begin with a space, `+` or `-`."""
-_SOURCES: Final = (b"rename from ", b"copy from ")
+_SOURCE: Final = re.compile(rb"(?:rename|copy) from (.+)\n")
 
 
 def apply_bare(run_dir: Path, sha256: str, root: Path, *, check: bool = False, merge: bool = False) -> Applied:
@@ -44,7 +44,7 @@ def apply_bare(run_dir: Path, sha256: str, root: Path, *, check: bool = False, m
     merged: list[str] = []
 
     def make() -> dict[str, PathTarget]:
-        targets, found = _Bare(run_dir, sha256, str(root.resolve())).targets()
+        targets, found = _read(run_dir, sha256, str(root.resolve()))
         merged.extend(found)
         if merged and not merge:
             raise failure(f"changed since the run began: {names(merged)}", "look at them, or merge with --merge")
@@ -59,65 +59,61 @@ def apply_bare(run_dir: Path, sha256: str, root: Path, *, check: bool = False, m
     return msgspec.structs.replace(applied, merged=applied.merged or bool(merged))
 
 
-class _Bare:
-    """Computes with git what a patch makes of the files in a folder."""
+def _read(run_dir: Path, sha256: str, root: str) -> tuple[dict[str, PathTarget], list[str]]:
+    """Return the patch as one of a run of this folder, and the files that differ from those of the run."""
+    repo = Repo.create(run_dir / REPO_NAME)
+    patch = repo.folder / PATCH_NAME
+    paths, becomes = _copy(run_dir / PATCH_NAME, patch, sha256)
+    for row in repo.git("apply", "--numstat", "-z", str(patch)).stdout.split(b"\0")[:-1]:
+        paths.add(os.fsdecode(row.split(b"\t", 2)[2]))
+    before: dict[str, Leaf] = {}
+    with repo.storing() as objects:
+        for path in map(checked, sorted(paths)):
+            facts = look_at(root, path)
+            found = read_leaf(f"{root}/{path}", facts, sha256=repo.sha256) if facts else None
+            if found is not None:
+                before[path] = found[0]
+                objects.blob(*found)
+        now = objects.tree(before)
+    repo.git("read-tree", now)
+    _apply(repo, patch)
+    after = repo.leaves(repo.git("write-tree").stdout.decode().strip())
+    known = becomes | {leaf.oid for leaf in before.values()}
+    targets = {path: PathTarget(path, before.get(path), after.get(path)) for path in sorted(paths)}
+    return targets, [path for path, leaf in after.items() if leaf.oid not in known]
 
-    def __init__(self, run_dir: Path, sha256: str, root: str) -> None:
-        self._root, self._repo = root, Repo.create(run_dir / REPO_NAME)
-        self._patch = self._repo.folder / PATCH_NAME
-        self._take(run_dir / PATCH_NAME, sha256)
 
-    def _take(self, patch: Path, sha256: str) -> None:
-        """Copy the patch to where nobody changes it. Raises WorkspaceError: it is another one."""
-        digest = hashlib.sha256()
-        with open(os.open(patch, FILE_FLAGS), "rb") as file, self._patch.open("xb") as copy:
-            while piece := file.read(READ_BYTES):
-                digest.update(piece)
-                copy.write(piece)
-        if digest.hexdigest() != sha256:
-            hint = "to use an edited patch, give it to 'git apply'"
-            raise failure(f"'{PATCH_NAME}' is not the one that the receipt names; nothing was changed", hint)
+def _copy(patch: Path, target: Path, sha256: str) -> tuple[set[str], set[str]]:
+    """Copy a patch to a place that nobody else changes.
 
-    def targets(self) -> tuple[dict[str, PathTarget], list[str]]:
-        """Return the patch as one of a run of this folder, and the files that differ from those of the run."""
-        repo = self._repo
-        paths, becomes = self._read()
-        before: dict[str, Leaf] = {}
-        with repo.storing() as objects:
-            for path in paths:
-                facts = look_at(self._root, path)
-                found = read_leaf(f"{self._root}/{path}", facts, sha256=repo.sha256) if facts else None
-                if found is not None:
-                    before[path] = found[0]
-                    objects.blob(*found)
-            now = objects.tree(before)
-        repo.git("read-tree", now)
-        self._apply()
-        after = repo.leaves(repo.git("write-tree").stdout.decode().strip())
-        known = becomes | {leaf.oid for leaf in before.values()}
-        targets = {path: PathTarget(path, before.get(path), after.get(path)) for path in paths}
-        return targets, [path for path, leaf in after.items() if leaf.oid not in known]
+    Returns:
+        The paths from which it renames or copies, and git's names of the new contents.
 
-    def _read(self) -> tuple[list[str], set[str]]:
-        """The paths that the patch touches, and what files become by it, by git's names of the contents."""
-        done = self._repo.git("apply", "--numstat", "-z", str(self._patch))
-        paths = {os.fsdecode(row.split(b"\t", 2)[2]) for row in done.stdout.split(b"\0") if row}
-        becomes: set[str] = set()
-        with self._patch.open("rb") as file:
-            for line in file:
-                if line.startswith(_SOURCES):
-                    name = os.fsdecode(line.split(b" from ", 1)[1].rstrip(b"\n"))
-                    paths.add(unescaped(name[1:-1]) if name.startswith('"') else name)
-                elif (found := _BECOMES.match(line)) is not None:
-                    becomes.add(found[1].decode())
-        return sorted(map(checked, paths)), becomes
+    Raises:
+        WorkspaceError: it is another patch.
+    """
+    digest, sources, becomes = hashlib.sha256(), set[str](), set[str]()
+    with open(os.open(patch, FILE_FLAGS), "rb") as file, target.open("xb") as copy:
+        while line := file.readline(READ_BYTES):
+            digest.update(line)
+            copy.write(line)
+            if found := _BECOMES.match(line):
+                becomes.add(found[1].decode())
+            elif found := _SOURCE.fullmatch(line):
+                name = os.fsdecode(found[1])
+                sources.add(unescaped(name[1:-1]) if name.startswith('"') else name)
+    if digest.hexdigest() != sha256:
+        hint = "to use an edited patch, give it to 'git apply'"
+        raise failure(f"'{PATCH_NAME}' is not the one that the receipt names; nothing was changed", hint)
+    return sources, becomes
 
-    def _apply(self) -> None:
-        words = ("apply", "--cached", "--binary", "--whitespace=nowarn")
-        try:
-            self._repo.git(*words, str(self._patch))
-        except WorkspaceError as error:
-            if self._repo.git(*words, "--check", "--reverse", str(self._patch), codes=(0, 1)).code == 0:
-                raise failure(APPLIED_ALREADY, "nothing is left to do") from error
-            said = printable(" ".join(str(error.evidence or error.message).split())[:300])
-            raise failure(f"the patch does not fit this folder: {said}", "nothing was changed") from error
+
+def _apply(repo: Repo, patch: Path) -> None:
+    words = ("apply", "--cached", "--binary", "--whitespace=nowarn")
+    try:
+        repo.git(*words, str(patch))
+    except WorkspaceError as error:
+        if repo.git(*words, "--check", "--reverse", str(patch), codes=(0, 1)).code == 0:
+            raise failure(APPLIED_ALREADY, "nothing is left to do") from error
+        said = printable(" ".join(str(error.evidence or error.message).split())[:300])
+        raise failure(f"the patch does not fit this folder: {said}", "nothing was changed") from error

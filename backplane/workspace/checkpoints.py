@@ -1,8 +1,7 @@
-"""States of a workspace before tools that may write, and the way back to one of them after the run's end.
+"""Keeps states of a workspace before tools that may write, and restores one of them after the run's end.
 
-A checkpoint is a state in the run's repository, like the one of the patch at the end. It covers what that patch would:
-changes of any program, new files and deleted ones; not what git's rules ignore, files over 64 MiB, special files and
-`.git`.
+A checkpoint is a state in the run's repository, like the one of the patch at the end. It has the same files: changed,
+new and deleted ones, but no ignored files, files over 64 MiB, special files or `.git`.
 """
 
 from __future__ import annotations
@@ -22,40 +21,40 @@ from backplane.workspace.tree import printable
 from backplane.workspace.workspace import Workspace
 
 START: Final = "start"
-"""Names the state at the run's beginning; it is always there."""
+"""Name of the state at the run's beginning, which is always there."""
 
 CHECKPOINTS_MAX: Final = 100
-"""Most checkpoints of one run; a further one takes the place of the oldest."""
+"""Number of checkpoints of one run; a further one replaces the oldest."""
 
 _ID: Final = re.compile(r"c[0-9]{1,18}")
 _TREE: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One kept state; this is what the receipt says of it."""
+    """One kept state, as the receipt lists it."""
 
     id: str
     name: str
     """The same as its id."""
     at: str
-    """When it was made, in the contract's print form."""
+    """Time when it was made, in the contract's print form."""
     why: Literal["tool"]
-    """Made before a tool that may write."""
+    """It was made before a tool that may write."""
     tree: str
     """Git's name of the state: a tree with the changed files as they were at the start in `a`, as they are in `b`."""
     files: int
-    """That differ from the start."""
+    """Number of files that differ from the start."""
     left_out: int = 0
-    """Changed files that it cannot hold."""
+    """Number of changed files that the state does not have."""
 
 
 class Checkpoints:
-    """The checkpoints of an open workspace. Everything here blocks; one call at a time."""
+    """The checkpoints of an open workspace. All methods block; make one call at a time."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.made: list[Checkpoint] = []
         self.dropped = 0
-        """Checkpoints that made room for newer ones."""
+        """Number of checkpoints that newer ones have replaced."""
         self._workspace = workspace
         self._count = 0
 
@@ -76,7 +75,7 @@ class Checkpoints:
             return None
         if not self.made:
             try:
-                patch.write_record(workspace.run_dir, workspace.original, workspace.mode, {})
+                patch.write_record(workspace.run_dir, patch.PatchRecord(str(workspace.original), workspace.mode))
             except OSError as error:
                 raise failure(f"the checkpoint {id} cannot be written: {error.strerror}") from error
         if len(self.made) >= CHECKPOINTS_MAX:
@@ -90,8 +89,8 @@ class Checkpoints:
         return made
 
 
-def found(made: Collection[Checkpoint], name: str) -> Checkpoint | None:
-    """The checkpoint of this name or id among these; None for the start.
+def find(made: Collection[Checkpoint], name: str) -> Checkpoint | None:
+    """Find a checkpoint by its name or id; return None for the start.
 
     Raises:
         WorkspaceError: `execution_workspace_error`, there is none.
@@ -105,14 +104,14 @@ def found(made: Collection[Checkpoint], name: str) -> Checkpoint | None:
     raise failure(f"there is no checkpoint {printable(name)[:80]!r}", f"there are: {there}")
 
 
-# Of a run that has ended ----------------------------------------------------------------------------------------------
+# After the run's end --------------------------------------------------------------------------------------------------
 
 
-def told(rows: Any) -> tuple[Checkpoint, ...]:
-    """Checkpoints as a receipt or an event names them, which anybody may have written.
+def parse_checkpoints(rows: Any) -> tuple[Checkpoint, ...]:
+    """Read the checkpoints in a receipt or event, which are untrusted input.
 
     Raises:
-        ValueError: they are none, or one has an id or a tree that git could take for something else.
+        ValueError: they have another shape, or one has an id or tree that is not of our form.
     """
     made = msgspec.convert(rows, tuple[Checkpoint, ...])
     for one in made:
@@ -138,11 +137,11 @@ def load(run_dir: Path, checkpoint: Checkpoint) -> SavedPatch:
 def rewind_original(
     run_dir: Path, to: Checkpoint | None, *, record_sha256: str | None = None, check: bool = False
 ) -> Applied:
-    """Take the workspace that has a run's result back to one of its checkpoints. Blocking.
+    """Restore a workspace with a run's result to the state of a checkpoint. Blocking.
 
     Args:
-        to: None for the start.
-        record_sha256: of the record of the run's patch, as the receipt has it; None where it does not say.
+        to: the checkpoint; None for the start.
+        record_sha256: hash of the record, from the receipt; None if the receipt has none.
         check: only find out whether it would work.
 
     Raises:

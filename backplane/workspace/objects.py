@@ -40,7 +40,7 @@ _LARGE: Final = 1 << 31
 """Offsets from here on have eight bytes, in a table of their own."""
 
 
-class Leaf(msgspec.Struct, frozen=True, gc=False):
+class Leaf(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The mode of a file or link, and the name of its content, as git has them."""
 
     mode: int

@@ -1,7 +1,7 @@
-"""A run's patch as it lies beside the receipt.
+"""A run's patch in its folder.
 
-`patch.diff` is for people and `git apply`. `patch.json` names the folder, and the state in the run's repository from
-which `apply_patch` knows each file before and after.
+`patch.diff` is for people and `git apply`. `patch.json`, the record, names the workspace, and the state in the run's
+repository from which `apply_patch` knows each file before and after.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -25,16 +25,16 @@ PATCH_NAME: Final = "patch.diff"
 RECORD_NAME: Final = "patch.json"
 
 RECORD_BYTES_MAX: Final = 64 << 10
-"""Longest `patch.json` that is read back: one path and some short values."""
+"""Size in bytes of the longest record that is read; it has one path and some short values."""
 
 NAMES_MAX: Final = 10
-"""Files that an error names; the rest is a number."""
+"""Number of files that an error names; of the rest it says how many they are."""
 
 Kind = Literal["added", "deleted", "modified", "renamed", "mode"]
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What happened to one file. Bytes of a path that are not UTF-8 are written `\\xNN`."""
+    """A changed file. Bytes of a path that are not UTF-8 are written `\\xNN`."""
 
     path: str
     kind: Kind
@@ -43,6 +43,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def change(row: DiffRow) -> Change:
+    """Describe a changed file."""
     kinds: dict[str, Kind] = {"A": "added", "D": "deleted", "R": "renamed"}
     kind = kinds.get(row.letter, "mode" if row.same_content and row.letter == "M" else "modified")
     old_path = None if row.old_path is None else _shown(row.old_path)
@@ -50,7 +51,7 @@ def change(row: DiffRow) -> Change:
 
 
 def status_line(row: DiffRow) -> str:
-    """One line as `git status --porcelain` has it for a change that was added."""
+    """Return the line of `git status --porcelain` for a changed file after `git add`."""
     old = f"{_quoted(row.old_path)} -> " if row.old_path is not None else ""
     return f"{row.letter}  {old}{_quoted(row.path)}\n"
 
@@ -60,13 +61,38 @@ def _shown(raw: bytes) -> str:
 
 
 _ESCAPES: Final = {ord(letter): f"\\{name}" for letter, name in zip('\a\b\t\n\v\f\r"\\', 'abtnvfr"\\', strict=True)}
-"""How git writes these bytes in a quoted name; other odd ones are octal."""
+"""Git's escapes in a quoted name; other bytes that are not printable ASCII are octal."""
 
 
 def _quoted(raw: bytes) -> str:
-    """Quote a name that has more than plain characters in it, as git does."""
+    """Quote a name as git does, if it has a blank or an escape."""
     text = "".join(_ESCAPES.get(b) or (chr(b) if 0x20 <= b < 0x7F else f"\\{b:03o}") for b in raw)
     return f'"{text}"' if b" " in raw or len(text) != len(raw) else text
+
+
+def failure(fact: str, hint: str | None = None) -> WorkspaceError:
+    """Make an error of this room."""
+    return WorkspaceError(CODE, fact, hint=hint)
+
+
+def names(paths: list[str]) -> str:
+    """List paths for an error."""
+    shown = ", ".join(f"'{printable(path)}'" for path in paths[:NAMES_MAX])
+    return shown + (f" and {len(paths) - NAMES_MAX} more" if len(paths) > NAMES_MAX else "")
+
+
+class PatchRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The record beside a patch; a run that has not ended has one of its first checkpoint, without a patch."""
+
+    root: str
+    """The workspace."""
+    mode: str
+    tree: str = ""
+    """Git's name of the state at the end."""
+    bytes: int = 0
+    """Size of the patch."""
+    sha256: str = ""
+    """Hash of the patch."""
 
 
 # Writing --------------------------------------------------------------------------------------------------------------
@@ -74,19 +100,18 @@ def _quoted(raw: bytes) -> str:
 
 @contextlib.contextmanager
 def whole(run_dir: Path) -> Iterator[None]:
-    """Remove a former patch, and what the block has written if it fails."""
-    remove(run_dir)
+    """Remove a former patch, and what the block has written if it fails. Raises OSError."""
+    _remove(run_dir)
     try:
         yield
     except BaseException:
-        remove(run_dir)
+        _remove(run_dir)
         raise
 
 
-def remove(run_dir: Path) -> None:
-    """Remove the patch and its record. Raises OSError."""
+def _remove(run_dir: Path) -> None:
     for name in (PATCH_NAME, RECORD_NAME):
-        # A link that somebody left here would be written through.
+        # Writing would follow a link of this name.
         (run_dir / name).unlink(missing_ok=True)
 
 
@@ -97,14 +122,13 @@ def write(repo: Repo, run_dir: Path, state: str, root: Path, mode: str) -> tuple
         path.touch(mode=0o600)
     else:
         rows = repo.write_patch(state, path)
-    facts = {"tree": state, "bytes": path.stat().st_size, "sha256": hash_of(path)}
-    return rows, write_record(run_dir, root, mode, facts)
+    return rows, write_record(run_dir, PatchRecord(str(root), mode, state, path.stat().st_size, hash_of(path)))
 
 
-def write_record(run_dir: Path, root: Path, mode: str, facts: dict[str, Any]) -> str:
-    """Write the record; return its SHA-256."""
+def write_record(run_dir: Path, record: PatchRecord) -> str:
+    """Write the record; return its SHA-256. Raises OSError."""
     # The standard library's writer, because a name that is not UTF-8 contains lone surrogates.
-    data = json.dumps({"root": str(root), "mode": mode, **facts}, indent=1).encode() + b"\n"
+    data = json.dumps(msgspec.to_builtins(record), indent=1).encode() + b"\n"
     (run_dir / RECORD_NAME).write_bytes(data)
     return hashlib.sha256(data).hexdigest()
 
@@ -118,8 +142,8 @@ def hash_of(path: Path) -> str:
 # Reading --------------------------------------------------------------------------------------------------------------
 
 
-class PathTarget(msgspec.Struct, frozen=True):
-    """What one path was, and shall be."""
+class PathTarget(msgspec.Struct, frozen=True, array_like=True):
+    """The leaf of a path before and after a change; None if there is no file."""
 
     path: str
     before: Leaf | None
@@ -134,28 +158,19 @@ class SavedPatch(msgspec.Struct, frozen=True):
     targets: dict[str, PathTarget]
 
 
-def failure(fact: str, hint: str | None = None) -> WorkspaceError:
-    return WorkspaceError(CODE, fact, hint=hint)
-
-
-def names(paths: list[str]) -> str:
-    shown = ", ".join(f"'{printable(path)}'" for path in paths[:NAMES_MAX])
-    return shown + (f" and {len(paths) - NAMES_MAX} more" if len(paths) > NAMES_MAX else "")
-
-
 def mode_of(run_dir: Path) -> str | None:
-    """Return the workspace mode that the record names; None where there is no such record."""
+    """Return the workspace mode that the record names; None if there is no record."""
     try:
-        return str(_read_record(run_dir)["mode"])
+        return _read_record(run_dir).mode
     except (WorkspaceError, OSError):
         return None
 
 
 def load(run_dir: Path, record_sha256: str | None = None) -> SavedPatch:
-    """Read the record and check it against the patch.
+    """Read the state at a run's end, and check the patch against the record.
 
     Args:
-        record_sha256: of the record as the receipt has it; None for a receipt that does not say.
+        record_sha256: hash of the record, from the receipt; None if the receipt has none.
 
     Raises:
         WorkspaceError: `execution_workspace_error`; record or patch are not what the run left.
@@ -164,14 +179,14 @@ def load(run_dir: Path, record_sha256: str | None = None) -> SavedPatch:
     try:
         record = _read_record(run_dir, record_sha256)
     except FileNotFoundError:
-        record = {}
-    if "tree" not in record:
+        record = PatchRecord("", "")
+    if not record.tree:
         raise failure(f"there is no patch in '{printable(str(run_dir))}'", "name a run that has finished")
     path = run_dir / PATCH_NAME
     # Its size first: a pipe has none, and a hole is not worth reading.
-    if os.lstat(path).st_size != record["bytes"] or hash_of(path) != record["sha256"]:
+    if os.lstat(path).st_size != record.bytes or hash_of(path) != record.sha256:
         raise failure(f"'{PATCH_NAME}' is not what the run left", "to use an edited patch, give it to 'git apply'")
-    return _saved(run_dir, record, record["tree"])
+    return _saved(run_dir, record, record.tree)
 
 
 def load_state(run_dir: Path, tree: str) -> SavedPatch:
@@ -179,13 +194,14 @@ def load_state(run_dir: Path, tree: str) -> SavedPatch:
     return _saved(run_dir, _read_record(run_dir), tree)
 
 
-def _saved(run_dir: Path, record: dict[str, Any], tree: str) -> SavedPatch:
-    if tree in EMPTY_TREES:
-        return SavedPatch(record["root"], record["mode"], {})
-    return SavedPatch(record["root"], record["mode"], read_state(Repo(run_dir / REPO_NAME), tree))
+def _saved(run_dir: Path, record: PatchRecord, tree: str) -> SavedPatch:
+    leaves = {} if tree in EMPTY_TREES else Repo(run_dir / REPO_NAME).leaves(tree)
+    paths = map(checked, sorted({path[2:] for path in leaves}))
+    targets = {path: PathTarget(path, leaves.get(f"a/{path}"), leaves.get(f"b/{path}")) for path in paths}
+    return SavedPatch(record.root, record.mode, targets)
 
 
-def _read_record(run_dir: Path, sha256: str | None = None) -> dict[str, Any]:
+def _read_record(run_dir: Path, sha256: str | None = None) -> PatchRecord:
     found = read_file(run_dir / RECORD_NAME, RECORD_BYTES_MAX)
     if found is None:
         fact = f"'{RECORD_NAME}' of the run is no file of at most {RECORD_BYTES_MAX} bytes"
@@ -194,17 +210,9 @@ def _read_record(run_dir: Path, sha256: str | None = None) -> dict[str, Any]:
         hint = "look what else was changed: backplane receipts verify"
         raise failure(f"'{RECORD_NAME}' is not the one that the receipt names; nothing was changed", hint)
     try:
-        record: dict[str, Any] = json.loads(found[0])
-        return {"root": record["root"], "mode": record["mode"], **record}
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        return msgspec.convert(json.loads(found[0]), PatchRecord)
+    except (ValueError, RecursionError) as error:
         raise failure(f"'{RECORD_NAME}' of the run cannot be read: {type(error).__name__}") from error
-
-
-def read_state(repo: Repo, tree: str) -> dict[str, PathTarget]:
-    """Return what each path was at the run's start, and is in a state. Raises WorkspaceError."""
-    leaves = repo.leaves(tree)
-    paths = sorted({path[2:] for path in leaves})
-    return {path: PathTarget(path, leaves.get(f"a/{path}"), leaves.get(f"b/{path}")) for path in map(checked, paths)}
 
 
 def checked(path: str) -> str:

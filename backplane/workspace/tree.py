@@ -1,7 +1,6 @@
-"""A tree of files: list it, read from it, remove it.
+"""Lists, reads and removes trees of files.
 
-No link is followed, and nothing but folders and regular files is opened. Paths are relative, with `/`; what they mean
-for git is not known here.
+No link is followed, and only folders and regular files are opened. Paths are relative, with `/`.
 """
 
 from __future__ import annotations
@@ -21,31 +20,30 @@ from backplane.errors import PolicyError, WorkspaceError
 from backplane.policy.globs import Globs, compile_globs
 
 PATHS_CHARS_MAX: Final = 64 << 20
-"""All paths of a tree together: a million files have as much with paths of 64 characters. A tree with more is
-refused."""
+"""Characters of all paths of a tree, enough for a million paths of 64; a tree with more is refused."""
 
 READ_BYTES: Final = 1 << 20
-"""Files up to this size are copied through memory, one read and one write; larger ones by the kernel."""
+"""Size in bytes up to which a file is copied through memory, with one read and one write; the kernel copies others."""
 
 GIT_NAME: Final = ".git"
-"""Left out at every depth: it is the owner's repository, a submodule's, or a file that points to one."""
+"""Name that is left out at every depth: the user's repository, a submodule's, or a file that points to one."""
 
 _GIT_SHORT: Final = "git~1"
-"""The name of `.git` on a file system of eight letters; git takes it for its own everywhere."""
+"""Short name of `.git` on Windows; git refuses it everywhere."""
 
 FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
-_MEANWHILE: Final = "nobody else may move or replace anything there meanwhile; try again"
+_MEANWHILE: Final = "files there were moved or replaced meanwhile; try again"
 
 HINTS: Final = {
-    errno.EACCES: "give us the right to it, or leave it out with --exclude",
-    errno.EPERM: "give us the right to it, or leave it out with --exclude",
+    errno.EACCES: "give this user the right to read it, or leave it out with --exclude",
+    errno.EPERM: "give this user the right to read it, or leave it out with --exclude",
     errno.ENOSPC: "free some space, point BACKPLANE_HOME to a larger disk, or leave large files out with --exclude",
     errno.EDQUOT: "free some space, or leave large files out with --exclude",
     errno.EROFS: "point BACKPLANE_HOME to a disk that can be written",
-    errno.ENOENT: "nobody else may remove files there meanwhile; try again",
+    errno.ENOENT: "files there were removed meanwhile; try again",
     errno.EIO: "check the disk, or leave it out with --exclude",
     errno.ENAMETOOLONG: "leave the deepest folders out with --exclude",
     errno.ESTALE: _MEANWHILE,
@@ -55,14 +53,14 @@ HINTS: Final = {
     errno.ENXIO: _MEANWHILE,
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
-"""What helps against a failure of the system."""
+"""Next step after an error of the system, by its number."""
 
 Entry = tuple[str, os.stat_result]
 """A path, and its `lstat`."""
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """The most that a workspace may hold."""
+    """Limits of a workspace."""
 
     bytes_max: int
     files_max: int
@@ -72,31 +70,31 @@ class Listing(msgspec.Struct):
     """The selected files of a tree; parents come before their children."""
 
     folders: list[Entry]
-    """With a slash at the end; the root is empty."""
+    """Paths have a slash at the end; the root's is empty."""
     files: list[Entry]
     """Regular files and symbolic links."""
     special: list[str]
-    """FIFOs, sockets and devices: never opened, never copied."""
+    """FIFOs, sockets and devices, which are neither opened nor copied."""
     unselected: list[str]
-    """Left out by `include` or `exclude`; a folder stands for everything in it."""
+    """Paths that `include` or `exclude` leave out; a folder stands for everything in it."""
     repositories: list[str]
     """Folders with a `.git` of their own, with a slash at the end."""
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """How a tree is read: what is selected, what bounds it, which code its failures have."""
+    """Settings to read a tree: its selection, its limits, and the code of its errors."""
 
     code: str
     quota: Quota
     include: Globs | None
-    """None for everything."""
+    """None selects everything."""
     exclude: Globs | None
-    """None for nothing."""
+    """None excludes nothing."""
     stopped: Callable[[], bool]
     ours: tuple[str, ...] = ()
-    """Names of our own folders in it (`names_below`), which are left out with all in them."""
+    """Names of our own folders in the tree (`names_below`), which are left out with their content."""
     mend: bool = False
-    """Whether rights may be given to folders and files without them: only in a copy of ours."""
+    """If True, files and folders without rights are given them; only for a copy of ours."""
 
     def fail(self, fact: str, hint: str | None = None) -> WorkspaceError:
         return WorkspaceError(self.code, fact, hint=hint)
@@ -133,20 +131,25 @@ def printable(path: str) -> str:
 
 
 def unguessable() -> str:
-    """Part of a name that nobody can have put in the way."""
-    # `secrets` and `tempfile` say the same, and load generators of numbers on the way to a contained host's start.
+    """Return a random part of a name, so that no other program has made a file of this name."""
+    # `secrets` and `tempfile` would do the same, but take longer to import.
     return os.urandom(8).hex()
 
 
 def names_repository(path: str) -> bool:
-    """Whether a part of a path is git's own folder on some system: then git refuses a patch that has it."""
+    """Return True if a part of a path means `.git` on some system, so that git refuses a patch with it."""
     parts = (part.lower() for part in path.split("/"))
     return any(part.rstrip(". ") == GIT_NAME or part == _GIT_SHORT for part in parts)
 
 
 def parent(path: str) -> str:
-    """The folder of a path, with a slash at the end; empty at the top."""
+    """Return the folder of a path, with a slash at the end; empty at the top."""
     return path[: path.rfind("/") + 1]
+
+
+def folders_above(path: str) -> list[str]:
+    """Return the folders above a path, without the top, parents first."""
+    return [path[:place] for place, letter in enumerate(path) if letter == "/"]
 
 
 @contextlib.contextmanager
@@ -210,7 +213,7 @@ def open_folder(root: str, folder: Entry, *, mend: bool = False) -> int:
     """Open a folder of a listing, and no other one that stands in its place or behind a link now.
 
     Args:
-        mend: give ourselves the right to it.
+        mend: give this user the right to it if that is missing.
 
     Raises:
         OSError: ESTALE if it is another folder.
@@ -236,7 +239,7 @@ def give_rights(path: str, mode: int) -> None:
     if not hasattr(os, "O_PATH"):  # pragma: no cover - not Linux, where a link is not followed when asked not to be
         os.chmod(path, mode, follow_symlinks=False)
         return
-    # Nobody can put another one in the place of what is open; to open it so needs no rights to it.
+    # A handle of this kind cannot be swapped, and needs no right to read the file.
     with opened(os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) as handle:
         os.chmod(f"/proc/self/fd/{handle}", mode)
 
@@ -274,12 +277,12 @@ def names_below(root: Path, folders: Iterable[Path]) -> tuple[str, ...]:
 
 
 def _is_ours(path: str, is_folder: bool, ours: tuple[str, ...]) -> bool:
-    """Whether this is one of our folders, or a file in the place of what leads to one."""
+    """Return True for one of our folders, and for a file in place of a folder that leads to one."""
     return any(path == name or (not is_folder and name.startswith(f"{path}/")) for name in ours)
 
 
 def _keep_parents(listing: Listing, include: Globs) -> None:
-    """Leave out the folders that `include` names neither themselves nor in any of their files."""
+    """Remove folders from a listing if `include` names neither the folder nor a file in it."""
     wanted = {"", *(parent(path) for path, _ in listing.files)}
     for path, _ in reversed(listing.folders):
         if path in wanted or include.matches(path.rstrip("/")) is not None:
@@ -317,7 +320,7 @@ def look_at(root: str, path: str) -> os.stat_result | None:
 
 
 def read_file(path: str | Path, bytes_max: int) -> tuple[bytes, os.stat_result] | None:
-    """Read a regular file whole; None when it is not one, or longer than `bytes_max`. Raises OSError."""
+    """Read a regular file of at most `bytes_max`; return None for any other. Raises OSError."""
     with opened(os.open(path, FILE_FLAGS)) as handle:
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode) or facts.st_size > bytes_max:
@@ -327,7 +330,7 @@ def read_file(path: str | Path, bytes_max: int) -> tuple[bytes, os.stat_result] 
 
 
 def read_short(path: Path, bytes_max: int) -> bytes:
-    """Read a file; empty where there is none that is plain and short."""
+    """Read a regular file of at most `bytes_max`; return nothing if there is none or it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         found = read_file(path, bytes_max)
         return found[0] if found else b""
@@ -335,7 +338,7 @@ def read_short(path: Path, bytes_max: int) -> bytes:
 
 
 def read_all(handle: int, bytes_expected: int) -> bytes:
-    """Read up to one byte more than expected, so that a growing file has an end."""
+    """Read a file up to one byte more than expected, so that reading a growing file ends."""
     data = os.read(handle, bytes_expected + 1)
     if len(data) >= bytes_expected or not data:
         return data[: bytes_expected + 1]
@@ -348,12 +351,12 @@ def read_all(handle: int, bytes_expected: int) -> bytes:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and all in it, also folders without rights. Missing is fine.
+    """Remove a folder with its content, also without rights to its folders; do nothing if it is missing.
 
-    A link in place of the folder is removed itself.
+    A link in place of the folder is removed, and not what it points to.
 
     Raises:
-        WorkspaceError: `execution_workspace_error`, something is held by a mount or another user.
+        WorkspaceError: `execution_workspace_error`, a mount or another user's file prevents that.
     """
     try:
         if not path.is_dir() or path.is_symlink():
@@ -372,7 +375,7 @@ def remove_tree(path: Path) -> None:
 
 
 def _remove_by_level(path: Path) -> None:
-    """Remove a folder of any depth, with folders that have no rights: each inner folder is moved to its top first."""
+    """Remove a folder of any depth, and folders without rights, by moving each inner folder to the top first."""
     give_rights(str(path), 0o700)
     while entries := list(os.scandir(path)):
         for entry in entries:

@@ -11,9 +11,9 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -23,10 +23,10 @@ from backplane.workspace.copying import write_all
 from backplane.workspace.objects import LINK, PROGRAM, Leaf
 from backplane.workspace.patch import PathTarget, checked, failure
 from backplane.workspace.repo import Repo
-from backplane.workspace.tree import look_at, opened, parent, printable, unguessable
+from backplane.workspace.tree import folders_above, look_at, opened, parent, printable
 
 SYNC_EACH_MAX: Final = 200
-"""Files and folders that are synced one by one, some ms each; for more, one sync of all disks is faster."""
+"""Number of files or folders up to which each is synced, in some ms; for more, one sync of all disks is faster."""
 
 _END: Final = ".applying"
 _MARK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -48,11 +48,11 @@ class Writing(msgspec.Struct, frozen=True):
     targets: tuple[PathTarget, ...]
 
     @property
-    def fresh(self) -> Iterator[tuple[PathTarget, Leaf, str]]:
-        """The paths that get a content, with their temporary names."""
+    def fresh(self) -> Iterator[tuple[str, Leaf, str]]:
+        """The paths that get a content, with that and their temporary names."""
         for number, target in enumerate(self.targets):
             if target.after is not None:
-                yield target, target.after, f".backplane-{self.token}-{number}"
+                yield target.path, target.after, f".backplane-{self.token}-{number}"
 
     def describe(self, run: str) -> str:
         """Return one line that says what was cut off, and how to continue."""
@@ -61,9 +61,7 @@ class Writing(msgspec.Struct, frozen=True):
         return f"{fact}: `git status` there shows them, `backplane {self.command} {run[:8]}` goes on"
 
 
-def plan(command: Command, root: Path, targets: Iterable[PathTarget]) -> Writing:
-    """Make a new write of these paths."""
-    return Writing(command, str(root), unguessable(), tuple(targets))
+# The mark -------------------------------------------------------------------------------------------------------------
 
 
 class Mark:
@@ -73,18 +71,13 @@ class Mark:
         self.path = path
         self._fd = fd
 
-    def read(self) -> Writing | None:
-        """Return the write that was cut off; None if there is none."""
-        return _read(self.path)
-
     def write(self, writing: Writing) -> None:
         """Store a planned write. Raises OSError."""
         # The standard library's writer, because names that are not UTF-8 contain lone surrogates.
-        rows = [(target.path, _leaf_json(target.before), _leaf_json(target.after)) for target in writing.targets]
-        head = {"command": writing.command, "root": writing.root, "token": writing.token}
+        data = json.dumps(msgspec.to_builtins(writing)).encode() + b"\n"
         os.ftruncate(self._fd, 0)
         os.lseek(self._fd, 0, os.SEEK_SET)
-        write_all(self._fd, json.dumps({**head, "targets": rows}).encode() + b"\n")
+        write_all(self._fd, data)
         os.fsync(self._fd)
         _sync_folder(self.path.parent)
 
@@ -115,33 +108,23 @@ def mark_of(run_dir: Path) -> Path:
     return run_dir.with_name(f".{run_dir.name}{_END}")
 
 
-def read_mark(run_dir: Path) -> Writing | None:
-    """Return the write of a run's result that was cut off; None if there is none. Raises WorkspaceError as `marked`."""
-    return _read(mark_of(run_dir))
+def read_mark(path: Path) -> Writing | None:
+    """Return the write that was cut off; None if there is none.
 
-
-def _read(path: Path) -> Writing | None:
+    Raises:
+        WorkspaceError: `execution_workspace_error`, the mark is damaged.
+    """
     try:
-        lines = path.read_bytes().split(b"\n")
-        made: dict[str, Any] | None = json.loads(lines[0]) if len(lines) > 1 else None
-        if made is None:
-            return None
-        rows = made["targets"]
-        targets = tuple(PathTarget(checked(path), _read_leaf(old), _read_leaf(new)) for path, old, new in rows)
-        return Writing(made["command"], made["root"], made["token"], targets)
+        line, whole, _ = path.read_bytes().partition(b"\n")
+        writing = msgspec.convert(json.loads(line), Writing) if whole else None
+        for target in writing.targets if writing is not None else ():
+            checked(target.path)
+        return writing
     except FileNotFoundError:
         return None
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         hint = "look at the workspace with `git status`, and then remove this file"
         raise failure(f"'{printable(str(path))}' cannot be read: {type(error).__name__}", hint) from error
-
-
-def _leaf_json(leaf: Leaf | None) -> list[Any] | None:
-    return None if leaf is None else [leaf.mode, leaf.oid]
-
-
-def _read_leaf(value: Any) -> Leaf | None:
-    return None if value is None else msgspec.convert(value, tuple[int, str]) and Leaf(*value)
 
 
 def cut_off(runs: Path) -> list[str]:
@@ -161,106 +144,118 @@ def cut_off(runs: Path) -> list[str]:
     for name in marks:
         run = name.removeprefix(".").removesuffix(_END)
         with contextlib.suppress(OSError), opened(os.open(runs / name, os.O_RDONLY | os.O_CLOEXEC)) as fd:
-            if try_lock(fd) and os.fstat(fd).st_nlink:
-                try:
-                    writing = _read(runs / name)
-                except BackplaneError as error:
-                    found.append(f"run {run}: {error}")
-                else:
-                    found += [writing.describe(run)] if writing is not None else []
+            if not try_lock(fd) or not os.fstat(fd).st_nlink:
+                continue
+            try:
+                writing = read_mark(runs / name)
+            except BackplaneError as error:
+                found.append(f"run {run}: {error}")
+            else:
+                found += [writing.describe(run)] if writing is not None else []
     return found
 
 
 # The files -----------------------------------------------------------------------------------------------------------
 
 
-def write_temporary(root: str, writing: Writing, contents: Repo, seen: Seen) -> dict[str, str]:
-    """Write all new contents under temporary names; return the folder of each path's temporary file.
+class FileWriter:
+    """The files of one write in their folder."""
 
-    Raises:
-        OSError, WorkspaceError: one cannot be written, or a file has changed since the write was planned.
-    """
-    places: dict[str, str] = {}
-    fresh = list(writing.fresh)
-    each = len(fresh) <= SYNC_EACH_MAX
-    for target, leaf, name in fresh:
-        with _about(target.path):
-            places[target.path] = _deepest(root, target.path)
-            _write_one(f"{root}/{places[target.path]}{name}", leaf, contents, seen.get(target.path), sync=each)
-    if not each:
-        os.sync()
-    for target in writing.targets:
-        _require_same(root, target.path, seen.get(target.path))
-    return places
+    def __init__(self, writing: Writing, seen: Seen) -> None:
+        self._root, self._writing, self._seen = writing.root, writing, seen
+        self._temporary: dict[str, str] = {}
+        """The temporary file of each path that gets a content."""
+
+    def prepare(self, repo: Repo) -> None:
+        """Write all new contents under temporary names.
+
+        Raises:
+            OSError, WorkspaceError: one cannot be written, or a file has changed since the write was planned.
+        """
+        fresh = list(self._writing.fresh)
+        each = len(fresh) <= SYNC_EACH_MAX
+        for path, leaf, name in fresh:
+            with _about(path):
+                self._temporary[path] = f"{self._root}/{self._deepest(path)}{name}"
+                _write(self._temporary[path], leaf, repo, self._seen.get(path), sync=each)
+        if not each:
+            os.sync()
+        for target in self._writing.targets:
+            self._require_same(target.path)
+
+    def put(self) -> None:
+        """Remove the files that go, and move the new ones to their names; needs `prepare`.
+
+        Raises:
+            OSError, WorkspaceError: after some of them may have been moved.
+        """
+        targets = self._writing.targets
+        for target in sorted(targets, key=lambda target: target.path, reverse=True):
+            if target.after is None and self._seen.get(target.path) is not None:
+                with _about(target.path):
+                    self._remove(target.path)
+        for path, temporary in self._temporary.items():
+            with _about(path):
+                self._move(temporary, path)
+        folders = {parent(target.path) for target in targets}
+        if len(folders) > SYNC_EACH_MAX:
+            os.sync()
+            return
+        for folder in folders:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                _sync_folder(f"{self._root}/{folder}")
+
+    def clean(self) -> None:
+        """Remove the temporary files, also those of a write that was cut off."""
+        for path, _, name in self._writing.fresh:
+            for folder in ("", *(f"{above}/" for above in folders_above(path))):
+                if look_at(self._root, f"{folder}{name}") is not None:
+                    with contextlib.suppress(OSError):
+                        os.unlink(f"{self._root}/{folder}{name}")
+
+    def _deepest(self, path: str) -> str:
+        """Return the deepest folder above a path that exists; it is on the disk on which the file will be."""
+        there = ""
+        for folder in folders_above(path):
+            facts = look_at(self._root, folder)
+            if facts is None or not stat.S_ISDIR(facts.st_mode):
+                break
+            there = f"{folder}/"
+        return there
+
+    def _remove(self, path: str) -> None:
+        """Remove a file, and the folders that this leaves empty, as git does."""
+        self._require_same(path)
+        os.unlink(f"{self._root}/{path}")
+        with contextlib.suppress(OSError):
+            while path := parent(path)[:-1]:
+                os.rmdir(f"{self._root}/{path}")
+
+    def _move(self, temporary: str, path: str) -> None:
+        """Move a temporary file to its own name, in folders that are made for it."""
+        for above in folders_above(path):
+            if look_at(self._root, above) is None:
+                os.mkdir(f"{self._root}/{above}")
+        self._require_same(path)
+        with contextlib.suppress(OSError):
+            os.rmdir(f"{self._root}/{path}")  # An empty folder, whose last file was removed before a cut.
+        os.rename(temporary, f"{self._root}/{path}")
+
+    def _require_same(self, path: str) -> None:
+        """Raise WorkspaceError if there is another file at a path than when the write was planned."""
+        now = look_at(self._root, path)
+        now = None if now is not None and stat.S_ISDIR(now.st_mode) else now
+        if _identity(now) != _identity(self._seen.get(path)):
+            raise failure(f"'{printable(path)}' was changed just now", "look at it, and try again")
 
 
-def put_in_place(root: str, writing: Writing, seen: Seen, places: Mapping[str, str]) -> None:
-    """Remove the files that go, and move the new ones to their names.
-
-    Args:
-        places: as `write_temporary` returned it.
-
-    Raises:
-        OSError, WorkspaceError: after some of them may have been moved.
-    """
-    for target in sorted(writing.targets, key=lambda target: target.path, reverse=True):
-        if target.after is None and seen.get(target.path) is not None:
-            with _about(target.path):
-                _require_same(root, target.path, seen.get(target.path))
-                _remove(root, target.path)
-    for target, _, name in writing.fresh:
-        with _about(target.path):
-            _move_in(root, target.path, f"{root}/{places[target.path]}{name}", seen.get(target.path))
-    folders = {parent(target.path) for target in writing.targets}
-    if len(folders) > SYNC_EACH_MAX:
-        os.sync()
-        return
-    for folder in folders:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            _sync_folder(f"{root}/{folder}")
-
-
-def remove_temporary(root: str, writing: Writing) -> None:
-    """Remove the temporary files that a write has left."""
-    for target, _, name in writing.fresh:
-        for folder in ("", *(f"{above}/" for above in folders_above([target.path]))):
-            if look_at(root, f"{folder}{name}") is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(f"{root}/{folder}{name}")
-
-
-@contextlib.contextmanager
-def _about(path: str) -> Iterator[None]:
-    """Name the file in an error of the system, not its temporary one."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
-
-
-def folders_above(paths: Iterable[str]) -> list[str]:
-    """Return all folders above these paths, parents first."""
-    return sorted({path[:place] for path in paths for place, letter in enumerate(path) if letter == "/"})
-
-
-def _deepest(root: str, path: str) -> str:
-    """Return the deepest folder above a path that exists; it is on the disk on which the file will be."""
-    there = ""
-    for folder in folders_above([path]):
-        facts = look_at(root, folder)
-        if facts is None or not stat.S_ISDIR(facts.st_mode):
-            break
-        there = f"{folder}/"
-    return there
-
-
-def _write_one(path: str, leaf: Leaf, contents: Repo, old: os.stat_result | None, *, sync: bool) -> None:
+def _write(path: str, leaf: Leaf, repo: Repo, old: os.stat_result | None, *, sync: bool) -> None:
     if leaf.mode == LINK:
-        os.symlink(os.fsdecode(contents.read(leaf.oid)), path)
+        os.symlink(os.fsdecode(repo.read(leaf.oid)), path)
         return
     rights = 0o777 if leaf.mode == PROGRAM else 0o666
     with opened(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, rights)) as file:
-        for piece in contents.pieces(leaf.oid):
+        for piece in repo.pieces(leaf.oid):
             write_all(file, piece)
         if old is not None and stat.S_ISREG(old.st_mode):
             with contextlib.suppress(PermissionError):
@@ -277,31 +272,13 @@ def _runnable(old: int, program: bool) -> int:
     return old | (old & 0o444) >> 2 if program else old & ~0o111
 
 
-def _remove(root: str, path: str) -> None:
-    """Remove a file, and the folders that this leaves empty, as git does."""
-    os.unlink(f"{root}/{path}")
-    with contextlib.suppress(OSError):
-        while path := parent(path)[:-1]:
-            os.rmdir(f"{root}/{path}")
-
-
-def _move_in(root: str, path: str, temporary: str, seen: os.stat_result | None) -> None:
-    """Move a temporary file to its own name, in folders that are made for it."""
-    for above in folders_above([path]):
-        if look_at(root, above) is None:
-            os.mkdir(f"{root}/{above}")
-    _require_same(root, path, seen)
-    with contextlib.suppress(OSError):
-        os.rmdir(f"{root}/{path}")  # An empty folder, whose last file was removed before a cut.
-    os.rename(temporary, f"{root}/{path}")
-
-
-def _require_same(root: str, path: str, seen: os.stat_result | None) -> None:
-    """Raise WorkspaceError if there is another file at a path than when the write was planned."""
-    now = look_at(root, path)
-    now = None if now is not None and stat.S_ISDIR(now.st_mode) else now
-    if _identity(now) != _identity(seen):
-        raise failure(f"'{printable(path)}' was changed just now", "look at it, and try again")
+@contextlib.contextmanager
+def _about(path: str) -> Iterator[None]:
+    """Name the file in an error of the system, not its temporary one."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
 
 
 def _identity(facts: os.stat_result | None) -> Sequence[int] | None:

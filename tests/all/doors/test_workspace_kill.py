@@ -104,7 +104,7 @@ def test_a_kill_of_apply_leaves_old_or_new_files_and_applying_goes_on(patched: P
 
 def test_a_write_that_is_under_way_is_left_alone(patched: Place) -> None:
     with writing.marked(patched.run_dir) as mark:
-        mark.write(writing.plan("apply", patched.original, ()))
+        mark.write(writing.Writing("apply", str(patched.original), "t", ()))
         assert writing.cut_off(patched.base) == []
         with pytest.raises(WorkspaceError, match="another command"):
             apply_patch(patched.run_dir)
