@@ -36,7 +36,11 @@ NAME: Final = "augment"
 LIMITS: Final = ServerLimits(takes_refusals=False, takes_objects=True)
 
 TEXT, TOOL_RESULT, IMAGE, FILE, HISTORY_SUMMARY = 0, 1, 2, 8, 10
-"""Types of request nodes that have a reader of their own."""
+BODIES: Final = {
+    TEXT: "text_node", TOOL_RESULT: "tool_result_node", IMAGE: "image_node", FILE: "file_node",
+    HISTORY_SUMMARY: "history_summary_node",
+}  # fmt: skip
+"""Type of a request node that has a reader of its own → member with its body."""
 LABELS: Final[dict[int, tuple[str, str]]] = {
     3: ("image_id_node", "image kept by the client"), 4: ("ide_state_node", "state of the editor"),
     5: ("edit_events_node", "edits since the last message"), 6: ("checkpoint_ref_node", "checkpoint"),
@@ -66,12 +70,11 @@ AGENT: Final = "Work as a coding agent: use the tools you are given until the ta
 """System text that is added if `mode` is AGENT."""
 
 CODE: Final = {
-    ("prefix",): "Code before the selection:",
-    ("selected_code", "selected_text", "selected_code_snippet"): "Selected code:",
-    ("suffix",): "Code after the selection:",
-    ("diff",): "Diff:",
-}
-"""Names of a member with code → the heading before the code."""
+    "Code before the selection:": ("prefix",),
+    "Selected code:": ("selected_code", "selected_text", "selected_code_snippet"),
+    "Code after the selection:": ("suffix",), "Diff:": ("diff",),
+}  # fmt: skip
+"""The heading before code → names of its member."""
 
 NOTHING: Final[tuple[Json, ...]] = (None, "", [], {})
 """Values that count as a missing member: editors send them for members that they do not use."""
@@ -85,124 +88,131 @@ def is_said(text: str) -> bool:
     return bool(bare) and not (len(bare) <= PLACEHOLDER_CHARS_MAX and not bare.strip("-"))
 
 
-def as_number(value: Json) -> int | None:
-    """Return an integer, or a text of digits as an integer; None for anything else."""
-    return int(value) if type(value) is int or (type(value) is str and value.isdecimal()) else None
+# Members --------------------------------------------------------------------------------------------------------------
 
 
-class Members:
-    """An object whose members are removed as they are read, under any of their names; unread ones can be reported.
+def named(value: dict[str, Any]) -> dict[str, Any]:
+    """Return an object with its names in snake_case; of two names for one, the first counts unless both are equal."""
+    out: dict[str, Any] = {}
+    for name, inner in value.items():
+        spelled = snake(name)
+        out[name if out.get(spelled, inner) != inner else spelled] = inner
+    return out
+
+
+class Read:
+    """A request while it is read: its losses, and pointers to all that was read, so that the rest can be named."""
+
+    def __init__(self, request: Json) -> None:
+        self.request = request
+        self.ledger = LossLedger(NAME, NAME)
+        self.places: set[str] = set()
+
+    def losses(self) -> tuple[ir.Loss, ...]:
+        """Return the losses, also of each value that was not read."""
+        above = {""}
+        for place in self.places:
+            while place := place.rpartition("/")[0]:
+                above.add(place)
+        for at, value in self._unread(self.request, "", above):
+            self.ledger.drop(at, "extension", f"only {NAME} knows it", value)
+        return self.ledger.done()
+
+    def _unread(self, value: Json, at: str, above: set[str]) -> Iterator[tuple[str, Json]]:
+        if at in self.places or value in NOTHING:
+            return
+        if at not in above:
+            yield at, value
+            return
+        inner = named(value).items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, one in inner:
+            yield from self._unread(one, f"{at}/{escape(str(key))}", above)
+
+
+class Node:
+    """An object of a request, in snake_case or camelCase; what is taken of it counts as read.
 
     Args:
-        value: the object, in snake_case or camelCase.
         at: JSON pointer to it, in snake_case.
 
     Raises:
         TranslationError: `dialect_mapping_failed`, it is no object.
     """
 
-    def __init__(self, value: Json, at: str, ledger: LossLedger) -> None:
-        self.at, self.ledger = at, ledger
-        self.left: dict[str, Any] = {}
-        for name, inner in members_of(value, at).items():
-            spelled = snake(name)
-            self.left[name if self.left.get(spelled, inner) != inner else spelled] = inner
+    def __init__(self, value: Json, at: str, read: Read) -> None:
+        self.value, self.at, self.read, self.ledger = value, at, read, read.ledger
+        self.members = named(members_of(value, at))
+        self.kind = self.number("type")
 
     def each(self, kind: type[K], *names: str) -> Iterator[tuple[str, K]]:
-        """Remove and yield the members with these names and this type, with their pointers, unless null or empty."""
+        """Yield the members with these names and this type, with their pointers, unless null or empty."""
         for name in names:
-            if type(self.left.get(name)) is kind and (value := self.left.pop(name)) not in NOTHING:
-                yield f"{self.at}/{escape(name)}", value
+            value = self.members.get(name)
+            if type(value) is kind and value not in NOTHING:
+                yield f"{self.at}/{name}", value
 
     def take(self, kind: type[K], *names: str) -> K | None:
-        """Remove all members with these names, and return the first; one with a different value is a loss."""
-        found: K | None = None
-        for at, value in self.each(kind, *names):
-            if found is None:
-                found = value
-            elif value != found:
-                self.ledger.drop(at, "extension", f"said already under another name of {names[0]}", value)
-        return found
+        """Return the first member with one of these names; further ones count as read if they are equal to it."""
+        found = [value for _, value in self.each(kind, *names)]
+        self.read.places |= {at for at, value in self.each(kind, *names) if value == found[0]}
+        return found[0] if found else None
 
     def text(self, *names: str) -> str:
         return self.take(str, *names) or ""
 
     def number(self, name: str) -> int | None:
-        """Remove and return an integer, also from a text of digits; None if the member is neither."""
-        return None if as_number(self.left.get(name)) is None else as_number(self.left.pop(name))
+        """Return an integer, also from a text of digits; None if the member is neither."""
+        value = self.members.get(name)
+        if type(value) is not int and not (type(value) is str and value.isdecimal()):
+            return None
+        self.read.places.add(f"{self.at}/{name}")
+        return int(value)
 
-    def body(self, name: str) -> Members | None:
-        """Remove and return a member that is an object; None if it is missing or empty."""
-        found = next(self.each(dict, name), None)
-        return None if found is None else Members(found[1], found[0], self.ledger)
+    def body(self, name: str) -> Node | None:
+        """Return a member that is an object; None if it is missing or empty."""
+        return next((Node(value, at, self.read) for at, value in self.each(dict, name)), None)
 
-    def listed(self, *names: str) -> Iterator[tuple[str, Json]]:
-        """Remove all lists with these names and yield their elements; an element of an earlier list only once."""
+    def listed(self, *names: str) -> Iterator[Node]:
+        """Yield the elements of all lists with these names; an element of an earlier list only once."""
         seen: list[Json] = []
         for at, values in self.each(list, *names):
             before = len(seen)
             for place, value in enumerate(values):
-                if value not in seen[:before]:
+                if value in seen[:before]:
+                    self.read.places.add(f"{at}/{place}")
+                else:
                     seen.append(value)
-                    yield f"{at}/{place}", value
+                    yield Node(value, f"{at}/{place}", self.read)
 
-    def rest(self) -> dict[str, Any]:
-        """Return the unread members that are neither null nor empty."""
-        return {key: value for key, value in self.left.items() if value not in NOTHING}
-
-    def lose_rest(self) -> None:
-        """Report the unread members as losses."""
-        for key, value in self.rest().items():
-            self.ledger.drop(f"{self.at}/{escape(key)}", "extension", f"only {NAME} knows it", value)
+    def drop(self, reason: str, code: str = "part") -> None:
+        """Report the whole object as a loss."""
+        self.read.places.add(self.at)
+        self.ledger.drop(self.at, code, reason, self.value)
 
 
 # Nodes of a request ---------------------------------------------------------------------------------------------------
 
 
-def node_kind(node: Json) -> int | None:
-    """Return a node's type; None if it has none."""
-    return as_number(node.get("type")) if type(node) is dict else None
-
-
-def read_node(node: Json, at: str, ledger: LossLedger) -> ir.Part | None:
+def read_node(node: Node) -> ir.Part | None:
     """Read one node of a request; None if it has no content. Summaries are read by `read_turn`."""
-    kind = node_kind(node)
+    kind = -1 if node.kind is None else node.kind
+    node.read.places.add(f"{node.at}/id")
     if kind in LABELS:
         member, label = LABELS[kind]
-    else:
-        member = {TEXT: "text_node", TOOL_RESULT: "tool_result_node", IMAGE: "image_node", FILE: "file_node"}.get(
-            -1 if kind is None else kind, ""
-        )
-    if not member:
-        return ir.Opaque(dialect=NAME, label=f"a node of type {kind}", payload=node, at=at)
-    members = Members(node, at, ledger)
-    for name in ("id", "type"):
-        members.left.pop(name, None)  # not needed beside the node's body
-    if kind in LABELS and (value := members.take(dict, member)):
-        members.lose_rest()
-        ledger.degrade(at, "part", f"{label} is said as text", value)
-        return ir.Text(text=f"[{label}] {json_text(value)}", at=at)
-    body = members.body(member) or (members if kind == TEXT else None)
+        if value := node.take(dict, member):
+            node.ledger.degrade(node.at, "part", f"{label} is said as text", value)
+            return ir.Text(text=f"[{label}] {json_text(value)}", at=node.at)
+    body = node.body(BODIES[kind]) if kind in BODIES else None
+    if kind == TEXT:
+        text = (body or node).text("content")
+        return ir.Text(text=text, at=node.at) if is_said(text) else None
     if body is None:
-        return ir.Opaque(dialect=NAME, label=f"a node of type {kind} without its body", payload=node, at=at)
-    part = _read_body(kind, body, at)
-    members.lose_rest()
-    body.lose_rest()
-    return part
+        node.read.places.add(node.at)
+        return ir.Opaque(dialect=NAME, label=f"a node of type {node.kind}", payload=node.value, at=node.at)
+    return {IMAGE: read_image, FILE: _read_file, TOOL_RESULT: _read_result}[kind](body, node.at)
 
 
-def _read_body(kind: int | None, body: Members, at: str) -> ir.Part | None:
-    if kind == IMAGE:
-        return read_image(body, at)
-    if kind == FILE:
-        return _read_file(body, at)
-    if kind == TOOL_RESULT:
-        return _read_result(body, at)
-    text = body.text("content")
-    return ir.Text(text=text, at=at) if is_said(text) else None
-
-
-def read_image(body: Members, at: str) -> ir.Part:
+def read_image(body: Node, at: str) -> ir.Part:
     """Read an image; if it has no format, its first characters decide."""
     data = body.text("image_data")
     media_type = IMAGE_TYPES.get(body.number("format") or 0)
@@ -212,7 +222,7 @@ def read_image(body: Members, at: str) -> ir.Part:
     return ir.Media(kind="image", media_type=media_type, data=data, at=at)
 
 
-def _read_file(body: Members, at: str) -> ir.Part:
+def _read_file(body: Node, at: str) -> ir.Part:
     """Read a file: a text file as text, others as media (`document` if neither image, audio nor video)."""
     data, media_type = body.text("file_data"), body.text("format")
     if media_type.startswith("text/") or media_type == "application/json":
@@ -231,112 +241,92 @@ def _read_file(body: Members, at: str) -> ir.Part:
     return ir.Media(kind=kind, media_type=media_type, data=data, at=at)
 
 
-def _read_result(body: Members, at: str) -> ir.Part | None:
+def _read_result(body: Node, at: str) -> ir.Part | None:
     call, plain = body.text("tool_use_id"), body.text("content")
-    content = tuple(_result_parts(body))
+    content: list[ir.Part] = []
+    for node in body.listed("content_nodes"):
+        if text := node.text("text_content"):
+            content.append(ir.Text(text=text, at=node.at))
+        elif found := node.body("image_content"):
+            content.append(read_image(found, node.at))
+        else:
+            node.drop("content of a type without a counterpart")
     if not call:
         return None
     if content and plain and not any(isinstance(part, ir.Text) and plain in part.text for part in content):
         body.ledger.drop(f"{body.at}/content", "part", "the content nodes say it otherwise", plain)
     if not content and plain:
-        content = (ir.Text(text=plain, at=f"{body.at}/content"),)
-    return ir.ToolOutput(id=call, content=content, is_error=body.take(bool, "is_error"), at=at)
-
-
-def _result_parts(body: Members) -> Iterator[ir.Part]:
-    for at, value in body.listed("content_nodes"):
-        members = Members(value, at, body.ledger)
-        if text := members.text("text_content"):
-            yield ir.Text(text=text, at=at)
-        elif found := members.body("image_content"):
-            yield read_image(found, at)
-        elif members.rest():
-            body.ledger.drop(at, "part", "content of a type without a counterpart", value)
+        content = [ir.Text(text=plain, at=f"{body.at}/content")]
+    return ir.ToolOutput(id=call, content=tuple(content), is_error=body.take(bool, "is_error"), at=at)
 
 
 # Nodes of an answer ---------------------------------------------------------------------------------------------------
 
 
-def read_answer(text: str, nodes: Iterable[tuple[str, Json]], at: str, ledger: LossLedger) -> list[ir.Part]:
+def read_answer(text: str, nodes: Iterable[Node], at: str, ledger: LossLedger) -> tuple[ir.Part, ...]:
     """Read an exchange's answer: thinking, then text, then calls; nodes of other types are losses."""
     thoughts: list[ir.Part] = []
     calls: dict[str, ir.ToolUse] = {}
     pieces: dict[int | None, str] = {MAIN_TEXT_FINISHED: "", RAW_RESPONSE: ""}
-    begun: dict[str, tuple[str, Json]] = {}
-    for where, node in nodes:
-        members, kind = Members(node, where, ledger), node_kind(node)
-        body = members.body("thinking" if kind == THINKING else "tool_use")
-        if kind in pieces:
-            pieces[kind] += members.text("content")
-        elif kind == THINKING and body is not None:
-            thoughts.append(ir.Thinking(text=body.text("summary"), at=where))
-            body.lose_rest()
-        elif kind in (TOOL_USE, TOOL_USE_START) and body is not None:
-            written, call_id = body.text("input_json"), body.text("tool_use_id")
-            if kind == TOOL_USE_START:
-                begun[call_id] = (where, node)
-                continue
-            call_name = body.text("tool_name")
-            body.lose_rest()
-            calls.setdefault(call_id, ir.ToolUse(
-                id=call_id, name=call_name, text=written or None, input=read_arguments(written), at=where,
-            ))  # fmt: skip
+    begun: dict[str, Node] = {}
+    for node in nodes:
+        node.read.places.add(f"{node.at}/id")
+        body = node.body("thinking" if node.kind == THINKING else "tool_use")
+        if node.kind in pieces:
+            pieces[node.kind] += node.text("content")
+        elif node.kind == THINKING and body is not None:
+            thoughts.append(ir.Thinking(text=body.text("summary"), at=node.at))
+        elif node.kind in (TOOL_USE, TOOL_USE_START) and body is not None:
+            call_id, name, written = (body.text(one) for one in ("tool_use_id", "tool_name", "input_json"))
+            if node.kind == TOOL_USE_START:
+                begun[call_id] = node
+            else:
+                given = read_arguments(written)
+                call = ir.ToolUse(id=call_id, name=name, text=written or None, input=given, at=node.at)
+                calls.setdefault(call_id, call)
         else:
-            ledger.drop(where, "part", f"a node of type {kind} is no part of an answer", node)
-    for call_id, (where, node) in begun.items():
-        if call_id not in calls:
-            ledger.drop(where, "part", "a call that began and never came whole", node)
+            node.drop(f"a node of type {node.kind} is no part of an answer")
+    for call_id in begun.keys() - calls.keys():
+        begun[call_id].drop("a call that began and never came whole")
     said = text or pieces[MAIN_TEXT_FINISHED] or pieces[RAW_RESPONSE]
     for kind, found in pieces.items():
         if found.strip() not in said:
             ledger.drop(at, "part", f"nodes of type {kind} say another text than the exchange", found)
-    return [*thoughts, *([ir.Text(text=said, at=at)] if said else []), *calls.values()]
+    return (*thoughts, *([ir.Text(text=said, at=at)] if said else []), *calls.values())
 
 
 # Requests -------------------------------------------------------------------------------------------------------------
 
 
-def read_exchange(value: Json, at: str, ledger: LossLedger) -> list[ir.Message]:
-    """Read one exchange of the history: the user's turn, and the answer."""
-    members = Members(value, at, ledger)
-    asked = members.text("request_message", "message")
-    answered = members.text("response_text", "response", "text")
-    turn = read_turn(asked, f"{at}/request_message", members)
-    parts = read_answer(answered, members.listed(*RESPONSE_NODES), f"{at}/response_text", ledger)
-    members.lose_rest()
-    return [*turn, *([ir.Message(role="assistant", parts=tuple(parts), at=at)] if parts else [])]
+def read_exchange(node: Node) -> Iterator[ir.Message]:
+    """Yield the messages of one exchange of the history: the user's turn, and the answer."""
+    yield from read_turn(node.text("request_message", "message"), f"{node.at}/request_message", node)
+    answered = node.text("response_text", "response", "text")
+    parts = read_answer(answered, node.listed(*RESPONSE_NODES), f"{node.at}/response_text", node.ledger)
+    if parts:
+        yield ir.Message(role="assistant", parts=parts, at=node.at)
 
 
-def read_turn(text: str, text_at: str, members: Members, code: Iterable[ir.Part] = ()) -> list[ir.Message]:
-    """Read a user's turn: the messages of a summary, then results, then text, `code` and other nodes."""
-    out: list[ir.Message] = []
+def read_turn(text: str, text_at: str, turn: Node, code: Iterable[ir.Part] = ()) -> Iterator[ir.Message]:
+    """Yield a user's turn: the messages of a summary, then results, then text, `code` and other nodes."""
     results: list[ir.Part] = []
     parts: list[ir.Part] = [ir.Text(text=text, at=text_at)] if is_said(text) else []
     said = {text.strip()}
     parts += code
-    for at, node in members.listed(*REQUEST_NODES):
-        if node_kind(node) == HISTORY_SUMMARY:
-            out += _read_summary(node, at, members.ledger)
+    for node in turn.listed(*REQUEST_NODES):
+        if node.kind == HISTORY_SUMMARY:
+            yield from _read_summary(node)
             continue
-        part = read_node(node, at, members.ledger)
+        part = read_node(node)
         if isinstance(part, ir.ToolOutput):
             results.append(part)
         elif part is not None and not (type(part) is ir.Text and part.text.strip() in said):
             parts.append(part)
             said.add(part.text.strip() if isinstance(part, ir.Text) else "")
     if results:
-        out.append(ir.Message(role="tool", parts=tuple(results), at=members.at))
+        yield ir.Message(role="tool", parts=tuple(results), at=turn.at)
     if parts:
-        out.append(ir.Message(role="user", parts=joined(parts), at=members.at))
-    return out
-
-
-def has_summary(value: Json) -> bool:
-    """Return whether an exchange or a request contains a summary of earlier messages."""
-    if type(value) is not dict:
-        return False
-    members = Members(value, "", LossLedger(NAME, NAME))
-    return any(node_kind(node) == HISTORY_SUMMARY for _, node in members.listed(*REQUEST_NODES))
+        yield ir.Message(role="user", parts=joined(parts), at=turn.at)
 
 
 def joined(parts: Iterable[ir.Part]) -> tuple[ir.Part, ...]:
@@ -351,10 +341,11 @@ def joined(parts: Iterable[ir.Part]) -> tuple[ir.Part, ...]:
     return tuple(out)
 
 
-def _read_summary(node: Json, at: str, ledger: LossLedger) -> Iterator[ir.Message]:
+def _read_summary(node: Node) -> Iterator[ir.Message]:
     """Yield a summary as a user's text, then the messages of the exchanges that it contains unshortened."""
-    body = Members(node, at, ledger).body("history_summary_node") or Members({}, at, ledger)
-    ledger.degrade(at, "part", "a summary is said as text")
+    node.read.places.add(f"{node.at}/id")
+    body = node.body(BODIES[HISTORY_SUMMARY]) or Node({}, node.at, node.read)
+    node.ledger.degrade(node.at, "part", "a summary is said as text")
     words = template = body.text("message_template")
     summary, middle = body.text("summary_text"), body.text("history_middle_abridged_text")
     values: dict[str, Any] = {
@@ -366,11 +357,9 @@ def _read_summary(node: Json, at: str, ledger: LossLedger) -> Iterator[ir.Messag
         words = words.replace("{" + name + "}", str(value))
     missing = [one for one in (summary, middle) if one not in words]
     text = "\n\n".join(found for found in (words if template else "Summary of what came before:", *missing) if found)
-    kept = list(body.listed("history_end"))
-    body.lose_rest()
-    yield ir.Message(role="user", parts=(ir.Text(text=text, at=at),), at=at)
-    for end_at, exchange in kept:
-        yield from read_exchange(exchange, end_at, ledger)
+    yield ir.Message(role="user", parts=(ir.Text(text=text, at=node.at),), at=node.at)
+    for exchange in body.listed("history_end"):
+        yield from read_exchange(exchange)
 
 
 def to_ir(request: Json, system: str = "") -> ir.Translated[ir.Conversation]:
@@ -382,37 +371,35 @@ def to_ir(request: Json, system: str = "") -> ir.Translated[ir.Conversation]:
     Raises:
         TranslationError: `dialect_mapping_failed`, the request is no object or has no content.
     """
-    ledger = LossLedger(NAME, NAME)
-    members = Members(request, "", ledger)
-    messages: list[ir.Message] = []
-    history = list(members.listed("chat_history"))
-    start = max((place for place, (_, value) in enumerate(history) if has_summary(value)), default=0)
-    start = len(history) if has_summary(request) else start
-    for at, value in history[:start]:
-        ledger.drop(at, "part", "a summary that comes later stands for it", value)
-    for at, value in history[start:]:
-        messages += read_exchange(value, at, ledger)
-    head = _read_system(members, system)
-    messages += _read_last_turn(members)
+    read = Read(request)
+    root = Node(request, "", read)
+    exchanges = [*root.listed("chat_history"), root]
+    with_summary = [
+        place for place, exchange in enumerate(exchanges)
+        if any(node.kind == HISTORY_SUMMARY for node in exchange.listed(*REQUEST_NODES))
+    ]  # fmt: skip
+    start = max(with_summary, default=0)
+    for exchange in exchanges[:start]:
+        exchange.drop("a summary that comes later stands for it")
+    messages = [message for exchange in exchanges[start:-1] for message in read_exchange(exchange)]
+    head = _read_system(root, system)
+    messages += _read_last_turn(root)
     if not messages:
         fact = f"the request has no message, no nodes ({', '.join(REQUEST_NODES)}) and no chat_history"
         raise TranslationError("dialect_mapping_failed", fact, hint="check --from")
-    tools = tuple(_read_tool(tool, at, ledger) for at, tool in members.listed("tool_definitions"))
-    model, options = members.text("model") or None, {}
+    tools = tuple(map(_read_tool, root.listed("tool_definitions")))
     # Without this flag the editor cannot run several calls at once.
-    flags = members.body("feature_detection_flags") or Members({}, "/feature_detection_flags", ledger)
+    flags = root.body("feature_detection_flags") or Node({}, "/feature_detection_flags", read)
     flags.take(bool, "support_tool_use_start")  # read by `reply_of`
-    if not flags.take(bool, "support_parallel_tool_use") and tools:
-        options = {"parallel_tool_calls": False}
-    flags.lose_rest()
-    members.lose_rest()
+    is_parallel = flags.take(bool, "support_parallel_tool_use") or not tools
     conversation = ir.Conversation(
-        dialect=NAME, messages=(*head, *messages), model=model, tools=tools, options=options,
-        options_at=dict.fromkeys(options, f"{flags.at}/support_parallel_tool_use"),
+        dialect=NAME, messages=(*head, *messages), model=root.text("model") or None, tools=tools,
+        options={} if is_parallel else {"parallel_tool_calls": False},
+        options_at={"parallel_tool_calls": f"{flags.at}/support_parallel_tool_use"},
     )  # fmt: skip
     # An editor may have been stopped anywhere: results may be missing or late, or have no call.
     whole = paired(conversation)
-    return ir.Translated(whole.value, _spelled((*ledger.done(), *whole.losses), request))
+    return ir.Translated(whole.value, _spelled((*read.losses(), *whole.losses), request))
 
 
 def _spelled(losses: Iterable[ir.Loss], request: Json) -> tuple[ir.Loss, ...]:
@@ -420,32 +407,30 @@ def _spelled(losses: Iterable[ir.Loss], request: Json) -> tuple[ir.Loss, ...]:
     return tuple(msgspec.structs.replace(loss, path=spelled_at(loss.path, request)) for loss in losses)
 
 
-def _read_last_turn(members: Members) -> list[ir.Message]:
+def _read_last_turn(root: Node) -> Iterator[ir.Message]:
     text, at = "", "/message"
-    for where, value in members.each(str, "message", "prompt", "instruction"):
+    for where, value in root.each(str, "message", "prompt", "instruction"):
         if not text and is_said(value):
             text, at = value, where
-        elif is_said(value) and value != text:
-            members.ledger.drop(where, "extension", f"the text of the turn is {at}", value)
+        if not is_said(value) or value == text:
+            root.read.places.add(where)
     code: dict[str, ir.Text] = {}
-    for names, words in CODE.items():
-        for where, value in members.each(str, *names):
-            code.setdefault(f"{words}\n{value}", ir.Text(text=f"{words}\n{value}", at=where))
-    return read_turn(text, at, members, code.values())
+    for heading, names in CODE.items():
+        for where, value in root.each(str, *names):
+            root.read.places.add(where)
+            code.setdefault(f"{heading}\n{value}", ir.Text(text=f"{heading}\n{value}", at=where))
+    return read_turn(text, at, root, code.values())
 
 
-def _read_system(members: Members, system: str) -> tuple[ir.Message, ...]:
+def _read_system(root: Node, system: str) -> tuple[ir.Message, ...]:
     """Return the system message; its texts have the order of the extension, with blank lines between."""
-    persona, mode = members.number("persona_type") or 0, members.left.get("mode")
-    is_agent = isinstance(mode, str) and mode.upper() == "AGENT"
-    if is_agent:
-        del members.left["mode"]
-    language, path = members.text("language", "lang"), members.text("path")
+    persona = root.number("persona_type") or 0
+    is_agent = str(root.members.get("mode")).upper() == "AGENT" and root.text("mode") != ""
+    language, path = root.text("language", "lang"), root.text("path")
     found = {
         "/persona_type": f"Persona: {PERSONAS.get(persona, persona)}" if persona else "",
-        "/user_guidelines": members.text("user_guidelines"),
-        "/workspace_guidelines": members.text("workspace_guidelines"), "/rules": _read_rules(members),
-        "/agent_memories": members.text("agent_memories", "memories_info"), "": system,
+        "/user_guidelines": root.text("user_guidelines"), "/workspace_guidelines": root.text("workspace_guidelines"),
+        "/rules": _read_rules(root), "/agent_memories": root.text("agent_memories", "memories_info"), "": system,
         "/mode": AGENT if is_agent else "", "/lang": f"Language: {language}" if language else "",
         "/path": f"Path: {path}" if path else "",
     }  # fmt: skip
@@ -453,36 +438,35 @@ def _read_system(members: Members, system: str) -> tuple[ir.Message, ...]:
     return (ir.Message(role="system", parts=parts, at="/user_guidelines"),) if parts else ()
 
 
-def _read_rules(members: Members) -> str:
+def _read_rules(root: Node) -> str:
     """Return the rules as one text; they may be a text, a list of texts, or a list of objects with a content."""
-    text = members.text("rules")
-    found: list[str] = []
-    for at, rule in members.listed("rules"):
-        if isinstance(rule, str):
-            found.append(rule)
-            continue
-        one = Members(rule, at, members.ledger)
-        found.append("\n".join(words for words in (one.text("path", "name"), one.text("content", "text")) if words))
-        one.lose_rest()
-    return text or "\n\n".join(found)
+    rules = [root.text("rules")]
+    for at, listed in root.each(list, "rules"):
+        for place, rule in enumerate(listed):
+            if isinstance(rule, str):
+                root.read.places.add(f"{at}/{place}")
+                rules.append(rule)
+            else:
+                one = Node(rule, f"{at}/{place}", root.read)
+                rules.append("\n".join(filter(None, (one.text("path", "name"), one.text("content", "text")))))
+    return "\n\n".join(filter(None, rules))
 
 
-def _read_tool(value: Json, at: str, ledger: LossLedger) -> ir.ToolSpec:
-    members = Members(value, at, ledger)
+def _read_tool(tool: Node) -> ir.ToolSpec:
     for name in ("mcp_server_name", "mcp_tool_name"):
-        members.text(name)  # read by `reply_of`, for the calls of the answer
-    schema, written = members.take(dict, "input_schema"), members.text("input_schema_json")
+        tool.text(name)  # read by `reply_of`, for the calls of the answer
+    schema, written = tool.take(dict, "input_schema"), tool.text("input_schema_json")
     if schema is None and written:
         read = parse_json(written)
         schema = read if isinstance(read, dict) else None
         if schema is None:
-            ledger.drop(f"{at}/input_schema_json", "tool_field", "the schema is no JSON object", written)
+            tool.ledger.drop(f"{tool.at}/input_schema_json", "tool_field", "the schema is no JSON object", written)
     if schema is None:
-        ledger.synthesise(f"{at}/input_schema", "required", "a tool without a schema takes any object")
+        tool.ledger.synthesise(f"{tool.at}/input_schema", "required", "a tool without a schema takes any object")
         schema = {"type": "object", "properties": {}}
-    name, description = members.text("name"), members.text("description") or None
-    members.lose_rest()
-    return ir.ToolSpec(name=name, description=description, schema=schema, at=at)
+    return ir.ToolSpec(
+        name=tool.text("name"), description=tool.text("description") or None, schema=schema, at=tool.at
+    )  # fmt: skip
 
 
 def reply_of(request: Json) -> Reply:
@@ -491,16 +475,15 @@ def reply_of(request: Json) -> Reply:
     Raises:
         TranslationError: `dialect_mapping_failed`, the request is no object.
     """
-    scratch = LossLedger(NAME, NAME)
-    members = Members(request, "", scratch)
-    flags = members.body("feature_detection_flags") or Members({}, "", scratch)
-    names: dict[str, tuple[str, str]] = {}
-    for at, tool in members.listed("tool_definitions"):
-        one = Members(tool, at, scratch)
-        server, inner = one.text("mcp_server_name"), one.text("mcp_tool_name")
-        if server:
-            names[one.text("name")] = (server, inner or one.text("name"))
-    return Reply(tool_use_start=flags.take(bool, "support_tool_use_start") is True, mcp_names=names)
+    root = Node(request, "", Read(request))
+    flags = root.body("feature_detection_flags")
+    names = {
+        tool.text("name"): (server, tool.text("mcp_tool_name") or tool.text("name"))
+        for tool in root.listed("tool_definitions") if (server := tool.text("mcp_server_name"))
+    }  # fmt: skip
+    return Reply(
+        tool_use_start=flags is not None and flags.take(bool, "support_tool_use_start") is True, mcp_names=names
+    )
 
 
 def translate_request(

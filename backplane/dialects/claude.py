@@ -29,8 +29,10 @@ from backplane.dialects.common import (
     merged,
     parse_json,
     pop,
+    pop_at,
     pop_inner,
     pop_list,
+    put_at,
     put_back,
     read_content,
     read_part,
@@ -105,10 +107,13 @@ SOURCES: Final[dict[str, tuple[str, str]]] = {
 
 SAME: Final[dict[str, tuple[type[Any], ...]]] = {
     "max_tokens": (int,), "temperature": NUMBER, "top_p": NUMBER, "top_k": (int,), "stop_sequences": (list,),
-    "stream": (bool,), "service_tier": (str,),
+    "stream": (bool,), "service_tier": (str,), "metadata/user_id": (str,), "output_config/effort": (str,),
 }  # fmt: skip
-"""Options with the same value in the neutral form → types of the value."""
-NAMES: Final = {"stop_sequences": "stop"}
+"""Path of an option with the same value in the neutral form → types of the value."""
+NAMES: Final = {
+    "stop_sequences": "stop", "metadata/user_id": "user", "output_config/effort": "reasoning_effort",
+}  # fmt: skip
+"""Path → option, for options with another name than the member."""
 BOUNDS: Final[dict[str, tuple[Any, Any]]] = {"max_tokens": (1, None), "temperature": (0, 1), "top_k": (0, None)}
 """Member → least and greatest value that the server accepts."""
 KNOWN: Final = {"service_tier": frozenset({"auto", "standard_only"})}
@@ -298,15 +303,11 @@ def read_tool(value: Json, at: str) -> ir.ToolSpec:
 
 
 def _read_options(rest: dict[str, Any], options: OptionsRead) -> None:
-    metadata, output = pop_inner(rest, "metadata"), pop_inner(rest, "output_config")
     choice, thinking = pop_inner(rest, "tool_choice"), pop_inner(rest, "thinking")
-
-    options.add("user", pop(metadata, "user_id"), "/metadata/user_id")
-    options.add("reasoning_effort", pop(output, "effort"), "/output_config/effort")
-    match output.get("format"):
+    match pop_inner(rest, "output_config").get("format"):
         case {"type": "json_schema", "schema": dict(schema), **other} if not other:
             options.add("response_format", {"type": "schema", "schema": schema}, "/output_config/format")
-            del output["format"]
+            pop_at(rest, "output_config/format", dict)
     if choice.get("type") in (*CHOICES, "tool"):
         apart = pop(choice, "disable_parallel_tool_use", bool)
         options.add(
@@ -324,9 +325,8 @@ def _read_options(rest: dict[str, Any], options: OptionsRead) -> None:
     if budget is not None:
         del thinking["type"]
         options.add("reasoning_budget", budget, "/thinking")
-    inner = {"metadata": metadata, "output_config": output, "tool_choice": choice, "thinking": thinking}
-    for name, left in inner.items():
-        put_back(rest, name, left)
+    put_back(rest, "tool_choice", choice)
+    put_back(rest, "thinking", thinking)
 
 
 def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str, Any]:
@@ -371,10 +371,8 @@ def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
 
 def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: LossLedger) -> None:
     home, left = notes.is_home, dict(conversation.options)
-    out |= write_options(left, SAME, notes, NAMES, BOUNDS, KNOWN)
-    if (user := left.pop("user", None)) is not None:
-        out["metadata"] = {"user_id": user}
     _write_thinking(left, out, notes)
+    out |= write_options(left, SAME, notes, NAMES, BOUNDS, KNOWN)
     _write_format(left.pop("response_format", None), out, notes)
     choice, parallel = left.pop("tool_choice", None), left.pop("parallel_tool_calls", None)
     if choice is not None:
@@ -389,15 +387,15 @@ def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: Lo
 
 
 def _write_thinking(left: dict[str, Any], out: dict[str, Any], notes: LossLedger) -> None:
-    effort, budget = left.pop("reasoning_effort", None), left.pop("reasoning_budget", None)
+    """Write the budget for thinking; change an effort that the server does not accept."""
+    effort, budget = left.get("reasoning_effort"), left.pop("reasoning_budget", None)
     if effort == "none" and not notes.is_home:
         notes.change_option("reasoning_effort", effort, "no effort became no thinking")
+        del left["reasoning_effort"]
         budget = 0 if budget is None else budget
-    elif effort is not None:
-        if effort not in EFFORTS and not notes.is_home:
-            notes.change_option("reasoning_effort", effort, "the least effort here is low")
-            effort = "low"
-        out["output_config"] = {"effort": effort}
+    elif effort is not None and effort not in EFFORTS and not notes.is_home:
+        notes.change_option("reasoning_effort", effort, "the least effort here is low")
+        left["reasoning_effort"] = "low"
     if budget is None:
         return
     if budget <= 0:
@@ -411,8 +409,7 @@ def _write_format(form: Any, out: dict[str, Any], notes: LossLedger) -> None:
     if form is None or form["type"] == "text":
         return  # text is the default
     if form["type"] == "schema" and type(form.get("schema")) is dict:
-        asked = {"format": {"type": "json_schema", "schema": form["schema"]}}
-        out["output_config"] = {**out.get("output_config", {}), **asked}
+        put_at(out, "output_config/format", {"type": "json_schema", "schema": form["schema"]})
     else:
         notes.lose_option("response_format", form, "JSON without a schema cannot be asked for here")
 

@@ -45,8 +45,10 @@ from backplane.dialects.common import (
     members_of,
     merged,
     pop,
+    pop_at,
     pop_inner,
     pop_list,
+    put_at,
     put_back,
     read_content,
     read_file,
@@ -123,13 +125,17 @@ STATE: Final = frozenset({"prompt", "conversation", "previous_response_id"})
 SAME: Final[dict[str, tuple[type[Any], ...]]] = {
     "max_output_tokens": (int,), "temperature": NUMBER, "top_p": NUMBER, "top_logprobs": (int,), "stream": (bool,),
     "parallel_tool_calls": (bool,), "user": (str,), "metadata": (dict,), "service_tier": (str,),
+    "reasoning/effort": (str,), "text/verbosity": (str,),
 }  # fmt: skip
-"""Options with the same value in the neutral form → types of the value."""
+"""Path of an option with the same value in the neutral form → types of the value."""
 BOUNDS: Final[dict[str, tuple[Any, Any]]] = {
     "max_output_tokens": (16, None), "temperature": (0, 2), "top_logprobs": (0, 20),
 }  # fmt: skip
 """Member → least and greatest value that the server accepts."""
-NAMES: Final = {"max_output_tokens": "max_tokens"}
+NAMES: Final = {
+    "max_output_tokens": "max_tokens", "reasoning/effort": "reasoning_effort", "text/verbosity": "verbosity",
+}  # fmt: skip
+"""Path → option, for options with another name than the member."""
 KNOWN: Final = {**CHAT_KNOWN, "service_tier": frozenset({"auto", "default", "flex", "scale", "priority"})}
 
 
@@ -430,15 +436,10 @@ def read_tool(value: Json, at: str) -> ir.ToolSpec:
 
 
 def _read_options(rest: dict[str, Any], options: OptionsRead) -> None:
-    reasoning, text = pop_inner(rest, "reasoning"), pop_inner(rest, "text")
-    options.add("reasoning_effort", pop(reasoning, "effort"), "/reasoning/effort")
-    options.add("verbosity", pop(text, "verbosity"), "/text/verbosity")
-    form = pop_inner(text, "format")
+    form = pop_inner(pop_inner(rest, "text"), "format")
     if (asked := read_form(form.pop("type", None), form)) is not None:
         options.add("response_format", asked, "/text/format")
-        del text["format"]
-    put_back(rest, "reasoning", reasoning)
-    put_back(rest, "text", text)
+        pop_at(rest, "text/format", dict)
     if (choice := read_choice_of_tool(rest.get("tool_choice"))) is not None:
         options.add("tool_choice", choice, "/tool_choice")
         del rest["tool_choice"]
@@ -478,19 +479,13 @@ def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
 
 def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: LossLedger) -> None:
     left = dict(conversation.options)
+    budget = left.pop("reasoning_budget", None)
+    if budget is not None and (word := effort_word(budget, conversation, notes)) is not None:
+        left["reasoning_effort"] = word
     out |= write_options(left, SAME, notes, NAMES, BOUNDS, KNOWN)
-    reasoning = write_options(left, ("effort",), notes, {"effort": "reasoning_effort"}, {}, KNOWN)
-    if (budget := left.pop("reasoning_budget", None)) is not None:
-        word = effort_word(budget, conversation, notes)
-        reasoning = reasoning if word is None else {"effort": word}
-    if reasoning:
-        out["reasoning"] = reasoning
-    text = write_options(left, ("verbosity",), notes, known=KNOWN)
     if (form := left.pop("response_format", None)) is not None:
         kind, body = write_form(form, notes)
-        text["format"] = {"type": kind, **body}
-    if text:
-        out["text"] = text
+        put_at(out, "text/format", {"type": kind, **body})
     if (choice := left.pop("tool_choice", None)) is not None:
         by_name = {"type": choice.get("kind", "function"), "name": choice.get("name")}
         out["tool_choice"] = by_name if choice["mode"] == "tool" else choice["mode"]

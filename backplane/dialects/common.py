@@ -130,6 +130,26 @@ def pop(rest: dict[str, Any], name: str, *kinds: type[Any]) -> Any:
     return rest.pop(name) if type(rest.get(name)) in (kinds or (str,)) else None
 
 
+def pop_at(rest: dict[str, Any], path: str, *kinds: type[Any]) -> Any:
+    """Remove and return a member like `pop`, by a path of names; an inner object that becomes empty is removed."""
+    head, _, tail = path.partition("/")
+    if not tail:
+        return pop(rest, head, *kinds)
+    inner = pop_inner(rest, head)
+    found = pop_at(inner, tail, *kinds)
+    put_back(rest, head, inner)
+    return found
+
+
+def put_at(out: dict[str, Any], path: str, value: Any) -> None:
+    """Set a member by a path of names."""
+    head, _, tail = path.partition("/")
+    if tail:
+        put_at(out.setdefault(head, {}), tail, value)
+    else:
+        out[head] = value
+
+
 def pop_list(rest: dict[str, Any], name: str, at: str = "") -> list[Any]:
     """Remove and return a required list.
 
@@ -209,19 +229,17 @@ class OptionsRead:
 
     Args:
         rest: object from which the options with the same value in the neutral form are removed.
-        table: member → types of its value.
-        names: member → option, for options with another name than the member.
-        at: JSON pointer to the object.
+        table: path of a member → types of its value.
+        names: path of a member → option, for options with another name than the member.
     """
 
     def __init__(
-        self, rest: dict[str, Any], table: Mapping[str, tuple[type[Any], ...]], names: Mapping[str, str] = {},
-        at: str = "",
-    ) -> None:  # fmt: skip
+        self, rest: dict[str, Any], table: Mapping[str, tuple[type[Any], ...]], names: Mapping[str, str] = {}
+    ) -> None:
         self.values: dict[str, Any] = {}
         self.places: dict[str, str] = {}
-        for member, kinds in table.items():
-            self.add(names.get(member, member), pop(rest, member, *kinds), f"{at}/{member}")
+        for path, kinds in table.items():
+            self.add(names.get(path, path), pop_at(rest, path, *kinds), f"/{path}")
 
     def add(self, name: str, value: Any, at: str) -> None:
         """Add an option; ignore None, and every value after the first."""
@@ -496,9 +514,9 @@ def write_options(
     """Remove options whose value is the same in the target from `left`, and return them as members.
 
     Args:
-        members: the vendor's members.
-        names: member → option, for options with another name than the member.
-        bounds: member → least and greatest value that the server accepts.
+        members: paths of the vendor's members.
+        names: path → option, for options with another name than the member.
+        bounds: path → least and greatest value that the server accepts.
         known: option → values that the server accepts.
         stops_max: maximum number of stop sequences; None for any number.
     """
@@ -522,7 +540,7 @@ def write_options(
             value = notes.bounded(name, value, *bounds.get(member, ()))
         # A stop sequence that was a text without a list is a tuple.
         is_bare = type(value) is tuple and notes.is_home
-        out[member] = (value[0] if is_bare else list(value)) if name == "stop" else value
+        put_at(out, member, (value[0] if is_bare else list(value)) if name == "stop" else value)
     return out
 
 
@@ -580,10 +598,10 @@ class Counters(msgspec.Struct, frozen=True):
     def read(self, value: dict[str, Any], at: str, dialect: str) -> ir.TokenCounts:
         """Read token counters."""
         rest = value.copy()
-        fields: dict[str, Any] = {field: _pop_at(rest, path) for path, field in self.table.items()}
+        fields: dict[str, Any] = {field: pop_at(rest, path, int) for path, field in self.table.items()}
         for field, path in self.also.items():
             if fields[field] is None:
-                fields[field] = _pop_at(rest, path)
+                fields[field] = pop_at(rest, path, int)
         beside = self._beside(rest)
         for field, parts in self.apart.items():
             more = [fields[part] for part in parts if fields[part] is not None]
@@ -620,24 +638,11 @@ class Counters(msgspec.Struct, frozen=True):
             value = self.native(usage, field, notes.target if notes.is_home else "")
             value = 0 if value is None and field in self.needed and not notes.is_home else value
             if value is not None:
-                head, _, tail = path.partition("/")
-                (out.setdefault(head, {}) if tail else out)[tail or head] = value
+                put_at(out, path, value)
         notes.own(out, usage)
         if self.total:
             out.setdefault(self.total, (usage.input or 0) + (usage.output or 0))  # thinking included
         return out
-
-
-def _pop_at(rest: dict[str, Any], path: str) -> int | None:
-    """Remove and return an integer at a path of one or two members; None if there is none."""
-    head, _, tail = path.partition("/")
-    if not tail:
-        found: int | None = pop(rest, head, int)
-        return found
-    inner = pop_inner(rest, head)
-    found = pop(inner, tail, int)
-    put_back(rest, head, inner)
-    return found
 
 
 def answer_of(

@@ -31,8 +31,10 @@ from backplane.dialects.common import (
     json_text,
     members_of,
     pop,
+    pop_at,
     pop_inner,
     pop_list,
+    put_at,
     put_back,
     server_tool,
     snake,
@@ -101,22 +103,30 @@ MEDIA_TYPES: Final = {"image": "image/png", "audio": "audio/wav", "video": "vide
 
 
 SAME: Final[dict[str, tuple[type[Any], ...]]] = {
-    "maxOutputTokens": (int,), "temperature": NUMBER, "topP": NUMBER, "topK": NUMBER, "stopSequences": (list,),
-    "seed": (int,), "frequencyPenalty": NUMBER, "presencePenalty": NUMBER, "candidateCount": (int,),
-    "responseLogprobs": (bool,), "logprobs": (int,),
+    f"generationConfig/{path}": kinds for path, kinds in {
+        "maxOutputTokens": (int,), "temperature": NUMBER, "topP": NUMBER, "topK": NUMBER, "stopSequences": (list,),
+        "seed": (int,), "frequencyPenalty": NUMBER, "presencePenalty": NUMBER, "candidateCount": (int,),
+        "responseLogprobs": (bool,), "logprobs": (int,), "thinkingConfig/thinkingBudget": (int,),
+        "thinkingConfig/includeThoughts": (bool,),
+    }.items()
 }  # fmt: skip
-"""Members of `generationConfig` with the same value in the neutral form → types of the value."""
+"""Path of an option with the same value in the neutral form → types of the value."""
 OPTIONS: Final = {
-    "maxOutputTokens": "max_tokens", "topP": "top_p", "topK": "top_k", "stopSequences": "stop", "candidateCount": "n",
-    "frequencyPenalty": "frequency_penalty", "presencePenalty": "presence_penalty", "responseLogprobs": "logprobs",
-    "logprobs": "top_logprobs",
+    f"generationConfig/{path}": name for path, name in {
+        "maxOutputTokens": "max_tokens", "temperature": "temperature", "topP": "top_p", "topK": "top_k", "seed": "seed",
+        "stopSequences": "stop", "candidateCount": "n", "frequencyPenalty": "frequency_penalty",
+        "presencePenalty": "presence_penalty", "responseLogprobs": "logprobs", "logprobs": "top_logprobs",
+        "thinkingConfig/thinkingBudget": "reasoning_budget", "thinkingConfig/includeThoughts": "reasoning_shown",
+    }.items()
 }  # fmt: skip
-"""Member → option, for options with another name than the member."""
+"""Path → option."""
 BOUNDS: Final[dict[str, tuple[Any, Any]]] = {
-    "maxOutputTokens": (1, None), "temperature": (0, 2), "topK": (1, None), "candidateCount": (1, 8),
-    "logprobs": (0, 20),
+    f"generationConfig/{path}": bounds for path, bounds in {
+        "maxOutputTokens": (1, None), "temperature": (0, 2), "topK": (1, None), "candidateCount": (1, 8),
+        "logprobs": (0, 20),
+    }.items()
 }  # fmt: skip
-"""Member → least and greatest value that the server accepts."""
+"""Path → least and greatest value that the server accepts."""
 STOPS_MAX: Final = 5
 ERROR: Final[dict[str, Json]] = {"code": 502, "status": "UNAVAILABLE"}
 
@@ -343,8 +353,8 @@ def read_request(document: Json) -> ir.Conversation:
     else:
         found = pop_list(rest, "contents")
         messages += [read_message(one, f"/contents/{place}", calls) for place, one in enumerate(found)]
+    options = OptionsRead(rest, SAME, OPTIONS)
     config = pop_inner(rest, "generationConfig")
-    options = OptionsRead(config, SAME, OPTIONS, "/generationConfig")
     _read_options(config, options)
     put_back(rest, "generationConfig", config)
     _read_choice(rest, options)
@@ -394,16 +404,9 @@ def json_schema(schema: Json, lost: tuple[str, ...] = ("propertyOrdering",)) -> 
 def _read_options(config: dict[str, Any], options: OptionsRead) -> None:
     """Read the options of `generationConfig` that have another form in other dialects."""
     head = "/generationConfig"
-    thinking = pop_inner(config, "thinkingConfig")
-    for member, name, kind in (
-        ("thinkingBudget", "reasoning_budget", int),
-        ("includeThoughts", "reasoning_shown", bool),
-    ):
-        options.add(name, pop(thinking, member, kind), f"{head}/thinkingConfig/{member}")
-    if type(level := thinking.get("thinkingLevel")) is str and level in LEVELS:
-        del thinking["thinkingLevel"]
+    if (level := pop_inner(config, "thinkingConfig").get("thinkingLevel")) in LEVELS:
         options.add("reasoning_effort", LEVELS[level], f"{head}/thinkingConfig/thinkingLevel")
-    put_back(config, "thinkingConfig", thinking)
+        pop_at(config, "thinkingConfig/thinkingLevel")
     if (mime := config.get("responseMimeType")) not in ("application/json", "text/plain"):
         return
     del config["responseMimeType"]
@@ -476,15 +479,15 @@ def write_tools(tools: tuple[ir.ToolSpec, ...], notes: LossLedger) -> list[Json]
 
 def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: LossLedger) -> None:
     left = dict(conversation.options)
-    config = write_options(left, SAME, notes, OPTIONS, BOUNDS, stops_max=STOPS_MAX)
-    if thinking := _write_thinking(left, notes):
-        config["thinkingConfig"] = thinking
+    level = _effort(left, notes)
+    out |= write_options(left, SAME, notes, OPTIONS, BOUNDS, stops_max=STOPS_MAX)
+    if level is not None:
+        put_at(out, "generationConfig/thinkingConfig/thinkingLevel", level)
     if (form := left.pop("response_format", None)) is not None:
-        config["responseMimeType"] = "text/plain" if form["type"] == "text" else "application/json"
+        mime = "text/plain" if form["type"] == "text" else "application/json"
+        put_at(out, "generationConfig/responseMimeType", mime)
         if "schema" in form:
-            config["responseJsonSchema"] = form["schema"]
-    if config:
-        out["generationConfig"] = config
+            put_at(out, "generationConfig/responseJsonSchema", form["schema"])
     if (choice := left.pop("tool_choice", None)) is not None:
         modes = {word: mode for mode, word in MODES.items()}
         one = {"mode": "ANY", "allowedFunctionNames": [choice.get("name")]}
@@ -497,23 +500,20 @@ def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: Lo
     notes.lose_options(left)
 
 
-def _write_thinking(left: dict[str, Any], notes: LossLedger) -> dict[str, Any]:
-    budget, shown = left.pop("reasoning_budget", None), left.pop("reasoning_shown", None)
+def _effort(left: dict[str, Any], notes: LossLedger) -> str | None:
+    """Remove the effort; return it as the vendor's own level, or make it a budget if the source is another vendor."""
     effort = left.pop("reasoning_effort", None)
-    out = without_none({"thinkingBudget": budget, "includeThoughts": shown})
     words = {word: level for level, word in LEVELS.items()}
-    if effort is None:
-        return out
-    if notes.is_home and effort in words:
-        out["thinkingLevel"] = words[effort]
-    elif budget is not None:
+    if effort is None or (notes.is_home and effort in words):
+        return words.get(effort)
+    if "reasoning_budget" in left:
         notes.lose_option("reasoning_effort", effort, "the budget says how long to think")
     elif effort in EFFORT_BUDGETS:
         notes.change_option("reasoning_effort", effort, f"the word became {EFFORT_BUDGETS[effort]} tokens for thinking")
-        out["thinkingBudget"] = EFFORT_BUDGETS[effort]
+        left["reasoning_budget"] = EFFORT_BUDGETS[effort]
     else:
         notes.lose_option("reasoning_effort", effort, "no such effort here")
-    return out
+    return None
 
 
 # Proofs ---------------------------------------------------------------------------------------------------------------
