@@ -8,11 +8,13 @@ from __future__ import annotations
 import importlib
 import re
 import tempfile
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import msgspec
 
+from backplane.agents.order import read_conversation
+from backplane.agents.rows import AgentRow
 from backplane.errors import BackendError, BackplaneError
 from backplane.host import Done, HostRun
 from backplane.process.child import Child, open_child
@@ -48,7 +50,7 @@ class BegunProgram(msgspec.Struct, frozen=True):
     env: dict[str, str]
 
 
-async def drive(run: HostRun, package: str, options: Any) -> Done:
+async def drive(run: HostRun, package: str, options: AgentRow) -> Done:
     """Start the agent's program, run the order, and remove the program and its state.
 
     Args:
@@ -77,8 +79,18 @@ async def drive(run: HostRun, package: str, options: Any) -> Done:
                     await child.wait(EXIT_S)  # A program closes its output a moment before it ends.
                 raise with_words(group, child) from group
             finally:
-                with anyio.CancelScope(shield=True):
-                    await child.stop(grace_s=max(min(run.grace_s * CANCEL_SHARE - LADDER_S, STOP_GRACE_S), 0.1))
+                if leaves_something(run, options):
+                    with anyio.CancelScope(shield=True):
+                        await child.stop(grace_s=max(min(run.grace_s * CANCEL_SHARE - LADDER_S, STOP_GRACE_S), 0.1))
+
+
+def leaves_something(run: HostRun, options: AgentRow) -> bool:
+    """Return True if the program must end by itself: it may still write its conversation, or end its MCP servers.
+
+    All else of its state is removed with this run, so the program is killed; its own end would take some 60 ms.
+    """
+    servers = options.mcp_servers or run.order.abp("mcp_servers")
+    return bool(options.own_state or servers or read_conversation(run).kept)
 
 
 def first_of(error: BaseException) -> BaseException:
