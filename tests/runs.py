@@ -140,6 +140,18 @@ async def go(
     return run, events
 
 
+def is_empty(folder: Path) -> bool:
+    """Wait up to 5 s until a folder is empty or missing: the folders of an ended run are removed in a thread."""
+    for _ in range(500):
+        try:
+            if not os.listdir(folder):
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def check(run: Run, events: Iterable[AgentEvent] | None = None) -> dict[str, Any]:
     """What must hold of every run that has ended; gives the receipt as a closed peer reads it."""
     assert run.end is not None
@@ -163,7 +175,7 @@ def check(run: Run, events: Iterable[AgentEvent] | None = None) -> dict[str, Any
     if events is not None:
         assert [canonical.encode(event) for event in run.receipt.trace] == [canonical.encode(event) for event in events]
     home = run.drive.plane.home
-    assert not (home / "stage" / run.id).exists()
+    assert is_empty(home / "stage" / run.id)
     if run.end.reason != "store":
         with Store.open(home, readonly=True) as store:
             assert store.verify(run.id) == []

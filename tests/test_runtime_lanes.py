@@ -15,7 +15,7 @@ from backplane.runtime import backends
 from backplane.runtime.backends import Backend
 from backplane.runtime.run import Run
 from backplane.workspace import apply_patch
-from tests.runs import backplane_of, go, order, plane, script
+from tests.runs import backplane_of, go, is_empty, order, plane, script
 
 pytestmark = pytest.mark.anyio
 
@@ -212,4 +212,4 @@ async def test_a_staged_run_that_is_cancelled_still_has_its_patch(
                     await run.cancel()
     assert tree(root) == BEFORE
     assert "+new" in diff_of(run)
-    assert not list((backplane_home / "stage").iterdir())
+    assert is_empty(backplane_home / "stage")

@@ -22,7 +22,7 @@ from backplane.runtime.run import Run
 from backplane.runtime.state import KEPT
 from tests.all.doors.test_routing_cli import stored
 from tests.peers import ROOT
-from tests.runs import ended, go, mock_backend, order, plane, script, texts
+from tests.runs import ended, go, is_empty, mock_backend, order, plane, script, texts
 
 pytestmark = pytest.mark.anyio
 
@@ -75,7 +75,7 @@ def test_what_was_handed_on_survives_the_death_of_the_control_plane(way: str, ba
     told = [event.text for event in receipt.trace if isinstance(event, AssistantDelta)]
     assert told == [str(number) for number in range(len(told))]
     assert len(told) >= shown
-    assert not list((backplane_home / "stage").iterdir())
+    assert is_empty(backplane_home / "stage")
 
 
 @pytest.fixture

@@ -170,7 +170,9 @@ class Child:
             await self._exited.wait()
         return self.exit
 
-    async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None:
+    async def stop(
+        self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None, is_done: bool = False
+    ) -> None:
         """Stop the child step by step, and finally kill all its processes.
 
         SIGKILL follows after at most `grace_s` + 0.5 s; once the program has ended, no step waits. Cancellation does
@@ -179,6 +181,7 @@ class Child:
         Args:
             cancel: sends the `cancel` message, and returns on its answer or after its argument, the grace in
                 seconds; None if the host does not support that message.
+            is_done: True if the program has nothing left to do, and so is killed at once.
         """
         if self._stopping:
             if not self._gone.is_set():  # If the child is gone, a cancelled caller gets no exception.
@@ -187,7 +190,9 @@ class Child:
         self._stopping = True
         with anyio.CancelScope(shield=True):
             try:
-                if cancel is not None:
+                if is_done:
+                    self.close_stdin()
+                elif cancel is not None:
                     if self.exit is None:
                         with anyio.move_on_after(grace_s) as self._step:
                             await cancel(grace_s)

@@ -45,6 +45,10 @@ NEVER_CHOSEN: Final = frozenset({"shell", "mock", "replay"})
 """Backends that run only when they are named, because they ask no model."""
 
 
+Cancel = Callable[[float], Awaitable[None]]
+"""Sends the `cancel` message, and returns on its answer or after its argument, the grace in seconds."""
+
+
 class Link(Protocol):
     """An open connection to one host, such as `process.Child`."""
 
@@ -66,7 +70,7 @@ class Link(Protocol):
     def close_stdin(self) -> None: ...
     def close_stdout(self) -> None: ...
     async def wait(self, timeout_s: float) -> Exit | None: ...
-    async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None: ...
+    async def stop(self, *, grace_s: float, cancel: Cancel | None = None, is_done: bool = False) -> None: ...
 
 
 Opener = Callable[[StartCommand, tuple[str, ...]], AbstractAsyncContextManager[Link]]

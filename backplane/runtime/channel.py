@@ -16,7 +16,7 @@ from backplane.errors import BackendError
 from backplane.process.aio import SECOND_LOOK_S, PipeReader, in_time
 from backplane.process.launch import READ_BYTES_MAX
 from backplane.protocol.control import ControlEnd, Sent
-from backplane.runtime.backends import Link
+from backplane.runtime.backends import Backend, Link, ProcessBackend
 from backplane.runtime.ending import RunEnding
 
 EXIT_WAIT_S: Final = 1.0
@@ -44,7 +44,7 @@ class HostChannel:
         self,
         link: Link,
         line: ControlEnd,
-        backend_id: str,
+        backend: Backend,
         ending: RunEnding,
         start_soon: Callable[..., object],
     ) -> None:
@@ -52,7 +52,8 @@ class HostChannel:
         self.line = line
         self.start_soon = start_soon
         self.gone = anyio.Event()
-        self._backend_id = backend_id
+        self._backend_id = backend.id
+        self._is_ours = isinstance(backend, ProcessBackend) and backend.is_ours
         self._ending = ending
         self._exited: float | None = None
         """Monotonic time at which the exit of the host was seen; None before."""
@@ -220,7 +221,9 @@ class HostChannel:
             if ending.end is not None and ending.end.reason == "host_exit":
                 await self.link.wait(EXIT_WAIT_S)
             can_cancel = "cancel/1" in self.line.extensions and ending.was_sent and not ending.over.is_set()
-            await self.link.stop(grace_s=grace_s, cancel=cancel if can_cancel else None)
+            # A shipped host does nothing after its `final`; the end of its Python would take some 8 ms.
+            is_done = self._is_ours and ending.over.is_set() and ending.end is None
+            await self.link.stop(grace_s=grace_s, cancel=cancel if can_cancel else None, is_done=is_done)
         finally:
             self.gone.set()
             self.wake()

@@ -100,6 +100,7 @@ class Drive:
             await self._reseal()
         finally:
             self.started.set()
+            self.plane.tidy(self.place.remove)
             self.stream.close()
 
     def leave(self) -> None:
@@ -153,7 +154,7 @@ class Drive:
 
     async def _attend(self, link: Link, start_soon: Callable[..., object]) -> None:
         line = ControlEnd(now=now, line_bytes_max=self.limits.line_bytes_max, redactor=self.facts.redactor)
-        host = self.host = HostChannel(link, line, self.backend.id, self.ending, start_soon)
+        host = self.host = HostChannel(link, line, self.backend, self.ending, start_soon)
         self.approvals.host, self.ending.line = host, line
         try:
             with self.ending.talk:
@@ -392,11 +393,12 @@ class Drive:
             # stored either, which ends the run with an error.
             with suppress(StoreError):
                 self.place.journal = plane.state_folder.journal(facts)
+        self.place.report(facts.added)
         return finalize.seal_run(
             plane.state_folder,
             facts,
             self.place.journal,
-            self.place.close(facts.added, used=ending.was_sent),
+            self.place.made() if ending.was_sent else None,
             end,
             duration_s=ending.run_s,
             cleaned=host is not None and not (host.link.swept or host.link.guard_lost or fault),

@@ -58,7 +58,7 @@ def seal_run(
 
     Args:
         journal: the run's journal; None if it could not be made.
-        workspace: the run's workspace, whose temporary parts are removed here; None if there is none to read.
+        workspace: the run's workspace, which the caller closes; None if there is none to read.
         duration_s: duration of the run by a monotonic clock.
         cleaned: False if processes that the host left had to be killed or may still be alive.
     """
@@ -90,9 +90,7 @@ def seal_run(
         end = lowered(end, error)
         facts.added.setdefault("error", cause(error))  # The first cause counts, as in `Run.error`.
         if workspace is not None and patch is None:
-            # The workspace is of no more use, and on a full disk the receipt needs its space.
-            state_folder.close_workspace(workspace)
-            workspace = None
+            state_folder.close_workspace(workspace)  # On a full disk, the receipt needs its space.
     files = patch.path if patch is not None and patch.bytes else None
     seen_through = patch is not None and (error is None or isinstance(error, PolicyError))
     make = functools.partial(
@@ -111,8 +109,12 @@ def seal_run(
         # The journal was changed from outside. The next start seals what is left of it; the caller gets the result.
         lost, end = caught, msgspec.structs.replace(end, reason="store", code=caught.code)
         receipt = make(end, _NO_TRACE, harness_ok=False)
-    not_stored = _store(state_folder, receipt, journal, workspace)
-    if not_stored is not None:
+    try:
+        store = state_folder.store()
+        # Sign first, so that a stored receipt is signed even if we are killed in between.
+        state_folder.sign(receipt)
+        store.append(receipt, journal)
+    except BackplaneError as not_stored:
         error = lost or not_stored
         end = msgspec.structs.replace(end, reason="store", code=error.code)
     return Sealed(receipt=receipt, end=end, error=error, patch=files)
@@ -137,28 +139,6 @@ def _receipt(facts: RunState, end: End, trace: Trace, *, added: dict[str, Json],
     return seal(
         build.build(facts, end, trace=trace, finished_ns=finished_ns, added=added, inner_verified=inner, **seen)
     )
-
-
-def _store(
-    state_folder: StateFolder, receipt: Receipt, journal: Journal | None, workspace: Workspace | None
-) -> BackplaneError | None:
-    """Store the receipt and close workspace and journal; return the error if the receipt could not be stored."""
-    error: BackplaneError | None = None
-    try:
-        store = state_folder.store()
-        # Sign first, so that a stored receipt is signed even if we are killed in between.
-        state_folder.sign(receipt)
-        store.append(receipt, journal)
-    except BackplaneError as caught:
-        error = caught
-    try:
-        if workspace is not None:
-            state_folder.close_workspace(workspace)
-        if journal is not None:
-            journal.close()
-    except Exception as fault:  # The receipt is stored; the next start removes the rest.
-        state_folder.add_problems(f"{receipt.meta.run_id}: after its receipt was sealed: {unforeseen(fault)}")
-    return error
 
 
 def lowered(end: End, error: BackplaneError) -> End:

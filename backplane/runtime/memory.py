@@ -14,7 +14,7 @@ from backplane.contract.work import WorkOrder
 from backplane.errors import leaves
 from backplane.process.aio import LoopTask
 from backplane.process.child import Exit
-from backplane.runtime.backends import Backend, Link
+from backplane.runtime.backends import Backend, Cancel, Link
 
 LADDER_STEP_S: Final = 0.5
 """Seconds that a function has to end once its stdin is closed, and again once it is cancelled; as for a child."""
@@ -111,7 +111,7 @@ class _MemoryLink:
             await self._ended.wait()
         return self.exit
 
-    async def stop(self, *, grace_s: float, cancel: Callable[[float], Awaitable[None]] | None = None) -> None:
+    async def stop(self, *, grace_s: float, cancel: Cancel | None = None, is_done: bool = False) -> None:
         """Stop the function in the steps for a child, except the kill: one that ignores its cancellation runs on.
 
         Its further output is discarded.

@@ -187,7 +187,7 @@ class RunPlace:
 
     def _make_all(self, mode: Mode | None) -> None:
         if self._unused is not None:  # First: its folders have the name that this run's work is kept under.
-            self._unused.close({}, with_tree=True)
+            self._unused.remove(with_tree=True)
         if mode is not None:
             self._make_workspace(mode)
             anyio.from_thread.run_sync(self._staged.set)
@@ -248,27 +248,34 @@ class RunPlace:
         if self.setup is not None and self.setup.sandbox is not None:
             self.setup.sandbox.check_asks(extensions)
 
-    def close(self, added: dict[str, Json], *, used: bool) -> Workspace | None:
-        """Remove the host's sandbox and folders, and return the workspace; blocking.
+    def report(self, added: dict[str, Json]) -> None:
+        """Add the facts about a host that has ended to `added`, the members of `usage_raw.backplane`."""
+        facts, setup = self._facts, self.setup
+        if setup is None:
+            return
+        if setup.sandbox is not None:
+            setup.sandbox.close(added)
+        if "network" in added:  # The host chose the addresses, so they may contain secrets.
+            added["network"] = facts.clean_json(added["network"])
+        if setup.key_use is not None:
+            seen = facts.contained["kinds"]["environment"] if facts.contained else {"state": "none"}
+            kept = {name: seen[name] for name in ("state", "gap") if name in seen}
+            facts.usage_seen = setup.key_use.meter.usage
+            added["key_proxy"] = facts.clean_json(kept | setup.key_use.to_wire())
 
-        Args:
-            added: members for `usage_raw.backplane`; facts of the host are added to them.
-            used: True if the order was sent.
+    def made(self) -> Workspace | None:
+        """Return the workspace of a run whose host has ended; None if there is none."""
+        return self._workspace
 
-        Returns:
-            The workspace; None if there is none, or if it was removed because the order was not sent.
-        """
-        facts, setup, workspace = self._facts, self.setup, self._workspace
-        if setup is not None:
-            setup.close(added, with_tree=workspace is None)
-            if "network" in added:  # The host chose the addresses, so they may contain secrets.
-                added["network"] = facts.clean_json(added["network"])
-            if setup.key_use is not None:
-                seen = facts.contained["kinds"]["environment"] if facts.contained else {"state": "none"}
-                kept = {name: seen[name] for name in ("state", "gap") if name in seen}
-                facts.usage_seen = setup.key_use.meter.usage
-                added["key_proxy"] = facts.clean_json(kept | setup.key_use.to_wire())
-        if workspace is not None and not used:
-            workspace.close()
-            return None
-        return workspace
+    def remove(self) -> None:
+        """Remove the copy and the host's folders, and close the journal; blocking. The next start tries again."""
+        state, workspace = self._start.state, self._workspace
+        try:
+            if self.setup is not None:
+                self.setup.remove(with_tree=workspace is None)
+            if workspace is not None:
+                state.close_workspace(workspace)
+            if self.journal is not None:  # Last: its lock keeps other control planes from removing the same folders.
+                self.journal.close()
+        except Exception as error:
+            state.add_problems(f"{self._facts.run_id}: after its receipt was sealed: {unforeseen(error)}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -35,10 +35,15 @@ from backplane.runtime.state import StateFolder, signer_of
 from backplane.runtime.warm import WarmHosts
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from backplane.sandbox.probe import Probe
     from backplane.telemetry.sender import Sender
 
 __all__ = ["ControlPlane", "Run"]
+
+TIDIERS: Final = 2
+"""Threads that remove the folders of ended runs; a copy is removed several times as fast as it is made."""
 
 NOTHING: Final[Mapping[str, Json]] = MappingProxyType({})
 
@@ -108,6 +113,8 @@ class ControlPlane:
         self.above: weakref.WeakSet[Closing] = weakref.WeakSet()
         """Sessions on this control plane; they are closed before it."""
         self._closed = False
+        self._tidier: ThreadPoolExecutor | None = None
+        """Removes the folders of ended runs; None before the first run has ended."""
         self.sender = _sender(self.environ)
         """Sends ended runs to a collector; None sends none. A caller that replaces the sender must call its `leave`."""
         self.layers: Probe | None = None
@@ -132,6 +139,9 @@ class ControlPlane:
 
     async def _close(self) -> None:
         with anyio.CancelScope(shield=True):
+            if self._tidier is not None:
+                await anyio.to_thread.run_sync(self._tidier.shutdown)
+                self._tidier = None
             async with AsyncExitStack() as closing:  # The stack runs every close, even if one raises.
                 if self.sender is not None:
                     closing.push_async_callback(anyio.to_thread.run_sync, self.sender.leave)
@@ -140,6 +150,17 @@ class ControlPlane:
                     closing.push_async_callback(self.warm.close)
                 for one in self.above:
                     closing.push_async_callback(one.close)
+
+    def tidy(self, remove: Callable[[], None]) -> None:
+        """Call a function that removes an ended run's folders, in a thread that only the end of this plane waits for.
+
+        A control plane that is not used as a context manager leaves that wait to the end of the program.
+        """
+        if self._tidier is None:
+            from concurrent.futures import ThreadPoolExecutor  # The first run's start need not wait for it.
+
+            self._tidier = ThreadPoolExecutor(TIDIERS)
+        self._tidier.submit(remove)
 
     def require_open(self) -> None:
         """Refuse to start anything on a closed control plane. Raises ConfigError: `config_invalid`."""

@@ -13,7 +13,6 @@ import anyio.to_thread
 import msgspec
 
 from backplane.config import Isolation, tighter
-from backplane.contract.canonical import Json
 from backplane.contract.work import WorkOrder, settings_of
 from backplane.errors import WorkspaceError
 from backplane.policy.rules import Policy
@@ -150,16 +149,14 @@ class HostSetup:
             opener = functools.partial(self.sandbox.open, self.contained, ready)
         return backend.open(self.order, environ, opener, self.key_use)
 
-    def close(self, added: dict[str, Json], *, with_tree: bool) -> None:
-        """Remove the sandbox and the folders of a host that has ended; blocking.
+    def remove(self, *, with_tree: bool) -> None:
+        """Remove the folders of a host that has ended; blocking.
 
         Args:
-            added: members for `usage_raw.backplane`; the host's connections are added to them.
             with_tree: True removes `tree` too, in which no workspace was made.
         """
         state = self.start.state
         if self.sandbox is not None:
-            self.sandbox.close(added)
             state.drop_scratch(self.name)
         if self.tree is not None and with_tree:
             state.drop_stage(self.name)

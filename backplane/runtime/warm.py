@@ -102,7 +102,7 @@ class WarmHost:
             self._started.set()
             if not self.is_taken:
                 with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(functools.partial(self.setup.close, {}, with_tree=True))
+                    await anyio.to_thread.run_sync(functools.partial(self.setup.remove, with_tree=True))
             self._ended(self)
 
     async def claim(self) -> bool:

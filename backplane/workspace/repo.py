@@ -197,9 +197,14 @@ class Repo:
         """Remove the name of a state; `slim` removes what only that state has."""
         (self.folder / _STATES / name).unlink(missing_ok=True)
 
+    @property
+    def has_states(self) -> bool:
+        """True if the repository has a named state."""
+        return any((self.folder / _STATES).iterdir())
+
     def slim(self) -> None:
         """Keep one pack with the named states, and nothing else; without any, remove the repository."""
-        if not any((self.folder / _STATES).iterdir()):
+        if not self.has_states:
             remove_tree(self.folder)
             return
         packs = self.folder / "objects/pack"

@@ -152,8 +152,7 @@ class Workspace:
         with patch.whole(self.run_dir):
             state, changes = self.snapshot("end")
             rows, record_sha256 = patch.write(self.repo, self.run_dir, state, self.original, self.mode)
-            self.repo.slim()
-        self._is_slim = True
+            self._slim()
         path = self.run_dir / patch.PATCH_NAME
         return Patch(
             path=path,
@@ -165,6 +164,18 @@ class Workspace:
             left_out=tuple(sorted(map(printable, changes.left_out))),
             record_sha256=record_sha256,
         )
+
+    def _slim(self) -> None:
+        """Reduce the run's repository to the run's states; one without a state goes with the copy."""
+        repo = self.repo
+        if repo.has_states:
+            repo.slim()
+        else:
+            try:  # It has many folders, and the caller of the run would wait until they are removed.
+                repo.folder.rename(self._stage_dir / REPO_NAME)
+            except OSError:  # The copies are on another disk.
+                remove_tree(repo.folder)
+        self._is_slim = True
 
     def snapshot(self, name: str) -> tuple[str, Changes]:
         """Store how the workspace differs from its baseline; the agent may be at work meanwhile.
