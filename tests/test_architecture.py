@@ -115,7 +115,7 @@ ROOMS = {
         "routing.driver runtime sandbox sandbox.credentials scale scale.serve schemas serve telemetry tools "
         "upstream upstream.cost upstream.endpoint upstream.presets view view.load web workspace"
     ),
-    "cli.gateway": "errors cli config gateway gateway.agents process runtime",
+    "cli.gateway": "errors cli config gateway gateway.agents gateway.record process runtime",
     "__main__": "cli",
 }
 """Room → the rooms that it may import. A module with a row of its own is a smaller room: pure, or a table."""

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -87,9 +88,24 @@ async def _serve(settings: config.Settings, listener: socket.socket, args: Args)
                 open_gateway(settings, environ, home, listener, only_key=key, agents=agents)
             )
             if key is not None and args.program is not None:
-                return await _run_program(gateway, key, args, environ, signals)
+                code = await _run_program(gateway, key, args, environ, signals)
+                streams.complain(_failures(gateway.record))
+                return code
             streams.write(f"{gateway.url}\n" + (f"key {key}\n" if key is not None else ""))
             return 128 + await anext(signals)
+
+
+def _failures(record: Path) -> str:
+    """Return a line about requests that failed, empty if none did: programs repeat them without a word."""
+    from backplane.gateway.journal import lines_of
+    from backplane.gateway.record import ExchangeEnd
+
+    ends = [line for line in lines_of(record) if isinstance(line, ExchangeEnd)]
+    failed = [line for line in ends if line.end in ("failed", "refused") and line.error is not None]
+    if not failed:
+        return ""
+    last = streams.one_line(f"{failed[-1].code}: {failed[-1].error}")
+    return f"gateway: {len(failed)} of {streams.count(len(ends), 'request')} failed; the last: {last}\n"
 
 
 async def _run_program(

@@ -6,11 +6,12 @@ The agent works in a copy. The answer ends with the command that applies its pat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from backplane.config import GatewayAgentSettings
 from backplane.contract.events import AgentEvent, AssistantDelta, AssistantMessage, Reasoning, ToolCall
-from backplane.dialects import dialect
+from backplane.dialects import check_losses, dialect
 from backplane.dialects.ir import (
     Began,
     Conversation,
@@ -22,12 +23,13 @@ from backplane.dialects.ir import (
     Stopped,
     StreamEnded,
     StreamEvent,
+    StreamFailed,
     Text,
     Thinking,
     TokenCounts,
     UsageSeen,
 )
-from backplane.errors import TranslationError
+from backplane.errors import BackplaneError, ConfigError, TranslationError
 from backplane.gateway.exchange import ExchangeReport, ReplySink
 from backplane.gateway.frames import encode
 from backplane.gateway.fronts import ClientCall, stream_of
@@ -45,10 +47,19 @@ TOOL_CHARS: Final = 200
 
 
 def agent_targets(plane: ControlPlane, agents: Mapping[str, GatewayAgentSettings]) -> dict[str, AgentTarget]:
-    """Return the agents as models, by the models' names."""
+    """Return the agents as models, by the models' names.
+
+    Raises:
+        ConfigError: `config_invalid`, an agent's folder is not there.
+        BackendError: `backend_not_found`, an agent's backend is not there.
+    """
 
     def target(name: str, row: GatewayAgentSettings) -> AgentTarget:
         backend, model = row.backend or name, f"{PREFIX}{name}"
+        plane.find_backend(backend)
+        if not Path(row.root).is_dir():
+            fact = f"gateway.agents.{name}: there is no folder {row.root!r}"
+            raise ConfigError("config_invalid", fact, hint="name the folder that the agent works on in `root`")
 
         def work(call: ClientCall, document: dict[str, Any], body: bytes) -> AgentExchange:
             return AgentExchange(plane, row, backend, call, document, body)
@@ -74,20 +85,22 @@ class AgentExchange:
         """Run the order, and send its events as an answer.
 
         Raises:
-            TranslationError: the request has no words of a user.
-            BackplaneError: the run could not be started, or it failed before its first words.
+            TranslationError: the request has no words of a user, or something is lost and the gateway is strict.
+            BackplaneError: the run could not be started, or it failed and nothing of its answer was sent.
         """
         self.report.target = targets[0]
         if self.document.get("previous_response_id") is not None:
             raise TranslationError("dialect_mapping_failed", "an agent keeps no answers; send the whole conversation")
         conversation = self.call.front.read(self.document).value
         self.report.losses = tuple(_lost(conversation))
+        if self._plane.settings.gateway.losses == "fail":
+            check_losses(self.report.losses, "fail")
         losses = ("x-backplane-losses", str(len(self.report.losses)))
         reply.expect([("content-type", self.call.kind), losses])
         given: Any = {"root": self._row.root, "policy": self._row.policy}
         async with self._plane.start(task_of(conversation), self._backend, **given) as run:
             self.report.was_asked = True
-            answer = _Answer(self.call, self.document, targets[0].model, stream=self.stream)
+            answer = _Answer(self.call, self.document, targets[0].model, run.id, stream=self.stream)
             kind = self.call.kind if self.stream else "application/json"
             head = [("content-type", kind), ("x-backplane-run", run.id), losses]
             async for event in run:
@@ -95,9 +108,12 @@ class AgentExchange:
                     await reply.begin(200, head)
                     await reply.piece(data)
             await run.wait()
-        if run.error is not None and not answer.has_words:
-            raise run.error
         self._note(run)
+        if run.error is not None:
+            if not reply.has_content:
+                raise run.error
+            await reply.piece(answer.fail(run.error))
+            return
         data = answer.end(_last_words(run), self.report.tokens)
         if self.stream:
             await reply.begin(200, head)
@@ -154,16 +170,19 @@ def _lost(conversation: Conversation) -> list[Loss]:
 
 
 def _last_words(run: Run) -> str:
-    return f"\n\nbackplane apply {run.id}" if run.patch is not None else ""
+    """Return the commands that say more: why a run is not complete, and how its patch is applied."""
+    outcome = run.stored.outcome
+    why = "" if outcome == "complete" else f"\n\nThe run ended as {outcome}: backplane why {run.id}"
+    return why + (f"\n\nbackplane apply {run.id}" if run.patch is not None else "")
 
 
 class _Answer:
     """The answer in the client's dialect: words as text, thinking and calls as thinking."""
 
-    def __init__(self, call: ClientCall, document: dict[str, Any], model: str, *, stream: bool) -> None:
+    def __init__(self, call: ClientCall, document: dict[str, Any], model: str, id: str, *, stream: bool) -> None:
         self._stream, self._front = stream, call.front
         self._writer = call.front.writer(NAME, document)
-        self._model, self._index, self._open = model, -1, ""
+        self._model, self._id, self._index, self._open = model, id, -1, ""
         self._in_pieces = False
         self.has_words = False
         self._frames = call.frames()
@@ -192,12 +211,17 @@ class _Answer:
             return out + self._frames.end()
         return encode(dialect(self._front.dialect).response_from_ir(self._writer.sum.answer()).value)
 
+    def fail(self, error: BackplaneError) -> bytes:
+        """Return the end of a stream whose run failed."""
+        events: list[StreamEvent] = [PartStopped(self._index)] if self._open else []
+        return self._write([*events, StreamFailed(error.message, error.code)]) + self._frames.end(has_failed=True)
+
     def _more(self, kind: str, text: str) -> bytes:
         """Return a piece of the answer; another kind of piece begins another block."""
         if not text:
             return b""
         self.has_words = self.has_words or kind == "text"
-        events: list[StreamEvent] = [] if self._index >= 0 else [Began(id=None, model=self._model)]
+        events: list[StreamEvent] = [] if self._index >= 0 else [Began(id=self._id, model=self._model)]
         if self._open != kind:
             events += [PartStopped(self._index)] if self._open else []
             self._index, self._open = self._index + 1, kind

@@ -36,6 +36,9 @@ TOKEN_BYTES: Final = 2
 class Gateway:
     """The gateway's clients, models and record.
 
+    Attributes:
+        record: the file of this start's exchanges.
+
     Args:
         port: the port that it listens on.
         only_key: the key of one more client, made for this start.
@@ -50,6 +53,7 @@ class Gateway:
         self.routes, self._agents = routes, agents or {}
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
+        self.record = journal.path
         self._clients = Clients(settings.clients, only_key)
         self._journal, self._bodies = journal, bodies
 

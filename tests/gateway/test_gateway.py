@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -405,3 +408,33 @@ def test_a_member_that_names_another_service_is_refused() -> None:
     with ModelServer([]) as server, gateway(all_of(server), {"m": CHAT}) as gate:
         assert said(gate, api_base="http://127.0.0.1:9")[0] == 400
         assert server.requests == ()
+
+
+# A program started behind it ------------------------------------------------------------------------------------------
+
+ASK = """
+import os, urllib.error, urllib.request
+headers = {"authorization": "Bearer " + os.environ["ANTHROPIC_AUTH_TOKEN"]}
+body = b'{"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "go"}]}'
+try:
+    urllib.request.urlopen(urllib.request.Request(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", body, headers))
+except urllib.error.HTTPError:
+    pass
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("turn", [Turn(text="ok"), Turn(fault=Fault(status=401, message="as scripted"))])
+def test_a_program_that_hides_its_failed_requests_ends_with_their_reason(turn: Turn, tmp_path: Path) -> None:
+    with ModelServer(turn) as server:
+        options = f'{{ protocol = "anthropic", base_url = "{server.base_url("anthropic")}" }}'
+        rows = f'[backends.mine]\nhost = "api"\noptions = {options}\n[gateway.models]\n"*" = "mine"\n'
+        (tmp_path / "backplane.toml").write_text(rows)
+        command = [sys.executable, "-m", "backplane", "gateway", "--config", str(tmp_path / "backplane.toml")]
+        done = subprocess.run(
+            [*command, "--for", "claude", "--", sys.executable, "-c", ASK], capture_output=True, text=True, check=False,
+            env={**os.environ, "BACKPLANE_HOME": str(tmp_path / "home")}, timeout=30,
+        )  # fmt: skip
+    assert done.returncode == 3
+    said = "1 of 1 request failed; the last: backend_auth_failed" in done.stderr and "as scripted" in done.stderr
+    assert said == (turn.text is None), done.stderr

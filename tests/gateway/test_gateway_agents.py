@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from backplane.config import BackendSettings, GatewayAgentSettings
+from backplane.errors import BackplaneError
 from backplane.testing import PROTOCOLS, Call, Fault, ModelServer, ProtocolName, Turn
 from tests.gateway.ground import Gate, gateway
 from tests.gateway.test_gateway import ask
@@ -102,6 +103,42 @@ def test_a_failed_agent_is_an_error_of_the_interface(tmp_path: Path) -> None:
     assert status == 401
     assert json.loads(data)["type"] == "error"
     assert [row["id"] for row in models["data"]] == ["agent/maker"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_agent_that_fails_half_way_has_no_good_end(protocol: ProtocolName, stream: bool, tmp_path: Path) -> None:
+    script = [SCRIPT[0], Turn(fault=Fault(status=401, message="no key"), times=None)]
+    with ModelServer(script) as server, gateway(api(server), {}, agents=agents(tmp_path / "w")) as gate:
+        path, body = request(protocol, stream=stream)
+        status, _, data = ask(gate, path, body)
+        (end,) = gate.ends
+    assert status == (200 if stream else 401)
+    assert "no key" in data.decode()
+    assert end.end == "failed"
+    assert not any(word in data for word in (b"message_stop", b"[DONE]", b"response.completed", b'"STOP"', b'"stop"'))
+
+
+def test_a_request_that_an_agent_cannot_get_whole_is_counted_or_refused(tmp_path: Path) -> None:
+    path, body = request("openai_compatible", stream=False)
+    body["temperature"] = 0.5
+    with ModelServer([Turn(text="ok")]) as server:
+        with gateway(api(server), {}, agents=agents(tmp_path / "w")) as gate:
+            assert ask(gate, path, body)[1]["x-backplane-losses"] == "1"
+        with gateway(api(server), {}, agents=agents(tmp_path / "w"), losses="fail") as gate:
+            assert ask(gate, path, body)[0] == 400
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("row", [{"root": "/no/such/folder"}, {"root": "/", "backend": "nothing"}])
+def test_an_agent_that_cannot_work_is_named_at_the_start(row: dict[str, str]) -> None:
+    words = "no folder" if "backend" not in row else "nothing"
+    with (
+        ModelServer([]) as server,
+        pytest.raises(BackplaneError, match=words),
+        gateway(api(server), {}, agents={"maker": GatewayAgentSettings(**row)}),
+    ):
+        pass
 
 
 def test_agents_of_a_gate_are_found_by_their_name_alone(tmp_path: Path) -> None:
