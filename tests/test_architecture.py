@@ -161,7 +161,7 @@ THIRD_PARTY = {
     "ahocorasick_rs": {"redact"},
     "referencing": {"agents"},  # jsonschema's own errors of references
     "httpx": {"upstream", "tools", "agents", "gateway"},
-    "h11": {"testing", "sandbox", "gateway"},  # comes with httpx
+    "h11": {"testing", "sandbox", "gateway", "upstream"},  # comes with httpx
     "websockets": {"agents"},  # an extra: only where Kimi is driven
     "opentelemetry": {"telemetry"},  # an extra: only where a collector is named
     "dbos": {"scale"},  # an extra: only where orders go to a queue

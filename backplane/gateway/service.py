@@ -10,7 +10,8 @@ import anyio
 import httpx
 
 from backplane.upstream.client import KEPT_S, answer_to, client_of
-from backplane.upstream.endpoint import Endpoint
+from backplane.upstream.endpoint import CONNECT_S, Endpoint
+from backplane.upstream.lean import LeanClient, is_lean
 
 KEPT_MAX: Final = 64
 """Unused connections that are kept for each service."""
@@ -20,7 +21,7 @@ class Services:
     """Connections to all services; `async with` closes them."""
 
     def __init__(self) -> None:
-        self._clients: dict[tuple[str, float], httpx.AsyncClient] = {}
+        self._clients: dict[tuple[str, float], httpx.AsyncClient | LeanClient] = {}
         self._opened = AsyncExitStack()
 
     async def __aenter__(self) -> Services:
@@ -30,12 +31,18 @@ class Services:
         with anyio.CancelScope(shield=True), anyio.move_on_after(1.0):
             await self._opened.aclose()
 
-    async def _client(self, endpoint: Endpoint) -> httpx.AsyncClient:
+    async def _client(self, endpoint: Endpoint) -> httpx.AsyncClient | LeanClient:
         key = (endpoint.base_url, endpoint.timeout_s)
         if key not in self._clients:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_MAX, keepalive_expiry=KEPT_S)
-            made = client_of(endpoint, limits)
-            self._clients[key] = await self._opened.enter_async_context(made)
+            if is_lean(endpoint.base_url):
+                lean = LeanClient(
+                    endpoint.base_url, timeout_s=endpoint.timeout_s, connect_s=CONNECT_S, kept_max=KEPT_MAX,
+                    kept_s=KEPT_S,
+                )  # fmt: skip
+                self._clients[key] = await self._opened.enter_async_context(lean)
+            else:
+                limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_MAX, keepalive_expiry=KEPT_S)
+                self._clients[key] = await self._opened.enter_async_context(client_of(endpoint, limits))
         return self._clients[key]
 
     @asynccontextmanager

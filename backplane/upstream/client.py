@@ -26,6 +26,7 @@ from backplane.upstream.baseurl import moved_base
 from backplane.upstream.clients import making_client
 from backplane.upstream.endpoint import CONNECT_S, Endpoint, address, body_of, cut_urls, headers_of, model_of
 from backplane.upstream.failure import PAGE, UpstreamError, UpstreamFailure, clean, failure_of
+from backplane.upstream.lean import LeanClient
 
 CONNECTIONS_MAX: Final = 32
 """Connections at once, as many as runs work at once; further requests wait."""
@@ -241,7 +242,7 @@ class RefusedAnswer(UpstreamError):
 
 @asynccontextmanager
 async def answer_to(
-    client: httpx.AsyncClient, endpoint: Endpoint, url: str, headers: Mapping[str, str], body: bytes,
+    client: httpx.AsyncClient | LeanClient, endpoint: Endpoint, url: str, headers: Mapping[str, str], body: bytes,
     method: str = "POST",
 ) -> AsyncIterator[httpx.Response]:  # fmt: skip
     """Send a request and yield the successful answer, before its body; leaving early closes the socket.
@@ -251,10 +252,13 @@ async def answer_to(
     """
     response = None
     try:
-        request = client.build_request(method, url, content=body, headers=dict(headers))
-        response = await client.send(request, stream=True)
+        if isinstance(client, LeanClient):
+            response = await client.send(method, url, headers, body)
+        else:
+            request = client.build_request(method, url, content=body, headers=dict(headers))
+            response = await client.send(request, stream=True)
         if response.status_code >= 300:
-            raise await _refusal(response, endpoint)
+            raise await _refusal(response, endpoint, url)
         check_coding(response)
         yield response
     except FOREIGN as error:
@@ -266,7 +270,7 @@ async def answer_to(
             await _close(response)
 
 
-async def _refusal(response: httpx.Response, endpoint: Endpoint) -> RefusedAnswer:
+async def _refusal(response: httpx.Response, endpoint: Endpoint, url: str) -> RefusedAnswer:
     body = b""
     with suppress(*FOREIGN):  # A part of a body has words, too.
         check_coding(response)
@@ -279,7 +283,7 @@ async def _refusal(response: httpx.Response, endpoint: Endpoint) -> RefusedAnswe
     if 300 <= response.status_code < 400:
         where = response.headers.get("location", "")
         text = f"{failure.message} (redirected to {cut_urls(where) or 'nowhere'}; keys are not sent there)"
-        hint = moved_base(str(response.url), where) or failure.hint
+        hint = moved_base(url, where) or failure.hint
         failure = msgspec.structs.replace(failure, message=text, hint=hint)
     if endpoint.key:  # Some services repeat the key.
         body = body.replace(endpoint.key.encode(), b"[key]")
