@@ -12,12 +12,11 @@ from typing import Any
 from backplane.contract import canonical
 from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall, carry
 from backplane.contract.work import PolicyProfile, WorkOrder, WorkspaceSpec
-from backplane.policy.backtest import Backtest, Redecided
 from backplane.policy.rules import compile_policy
 from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import Journal, head_fact
 from backplane.receipts.pieces import seal
-from backplane.receipts.rejudge import Rejudge
+from backplane.receipts.rejudge import Backtest, Redecided, Rejudge
 from backplane.receipts.store import Store
 from tests.receipt_writer import TS, receipt_of
 from tests.test_runs import cli

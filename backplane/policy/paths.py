@@ -5,6 +5,7 @@ It only works on text and reads no file: the caller resolves links first. `rules
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -65,10 +66,16 @@ def too_long(path: str) -> bool:
 
 
 def _below(parts: list[str], base: str | None) -> ComparablePath:
-    base_parts = fold(base, absolute=True) if base is not None else None
-    if base_parts is None or parts[: len(base_parts)] != base_parts:
+    start = _parts_of_root(base) if base is not None else None
+    if start is None or parts[: len(start)] != start:
         return ComparablePath("/" + "/".join(parts), True)
-    return ComparablePath("/".join(parts[len(base_parts) :]) or ".", False)
+    return ComparablePath("/".join(parts[len(start) :]) or ".", False)
+
+
+@functools.lru_cache(maxsize=64)
+def _parts_of_root(root: str) -> list[str]:
+    """Fold a root once for all paths below it."""
+    return fold(root, absolute=True)
 
 
 def fold(path: str, *, absolute: bool) -> list[str]:

@@ -20,7 +20,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent, CommandExecuted, FileChanged, ToolCall
 from backplane.contract.unknown import nearest_name
 from backplane.contract.work import PolicyProfile, WorkspaceSpec
-from backplane.errors import PolicyError
+from backplane.errors import ConfigError, PolicyError
 from backplane.policy.globs import Globs, compile_globs
 from backplane.policy.paths import (
     SECOND_SPELLINGS,
@@ -330,6 +330,32 @@ def compile_policy(profile: PolicyProfile) -> Policy:
 def with_defaults(profile: PolicyProfile) -> PolicyProfile:
     """Return the shipped `default` for an empty profile; return any other unchanged."""
     return PROFILES["default"] if profile == PolicyProfile() else profile
+
+
+def tightened(base: PolicyProfile, later: PolicyProfile, *, leave_out: bool = False) -> PolicyProfile:
+    """Return a policy with the rules of a later one, which cannot allow more.
+
+    Args:
+        leave_out: leave out later rules that allow more, if one of their list remains; else they are refused.
+
+    Raises:
+        ConfigError: `config_invalid`, the later policy allows more.
+    """
+    merged: dict[str, tuple[str, ...]] = {}
+    base = with_defaults(base)  # An empty policy counts as the default one.
+    for name in PolicyProfile.__struct_fields__:
+        ours, theirs = getattr(base, name), getattr(later, name)
+        if not name.startswith("allow"):
+            merged[name] = (*ours, *(rule for rule in theirs if rule not in ours))
+            continue
+        both = tuple(rule for rule in theirs if not ours or rule in ours)
+        if both != theirs and not (leave_out and both):  # An empty list would allow everything.
+            more = next(rule for rule in theirs if rule not in both)
+            fact = f"the policy has {more!r} in {name}, and the session's has not"
+            hint = "a later policy only tightens the session's; --policy replaces the configured one"
+            raise ConfigError("config_invalid", fact, hint=hint)
+        merged[name] = both or ours
+    return PolicyProfile(**merged)
 
 
 def has_rules_of(profile: PolicyProfile, shipped: str) -> bool:

@@ -19,9 +19,10 @@ from backplane.contract.capability import Requirements, read_manifest
 from backplane.contract.conversation import Message, SessionFile, SessionTurn
 from backplane.errors import BackendError, BackplaneError, ConfigError
 from backplane.policy.capabilities import negotiate
+from backplane.policy.rules import tightened
 from backplane.providers import store, stores
 from backplane.providers.session import Session
-from backplane.providers.turns import INTERRUPT, KEPT, Abilities, SessionConfig, abilities, tightened
+from backplane.providers.turns import INTERRUPT, KEPT, Abilities, SessionConfig, abilities
 from backplane.routing.task import TaskDescriptor
 from backplane.runtime import readiness
 from backplane.runtime.backends import Backend, ProcessBackend

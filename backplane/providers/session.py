@@ -35,12 +35,13 @@ from backplane.contract.events import AgentEvent, Approval, ApprovalAnswered, As
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import PolicyProfile
 from backplane.errors import BackplaneError, ConfigError, StoreError, require_type
+from backplane.policy.rules import tightened
 from backplane.protocol.messages import Events
 from backplane.providers import reading
 from backplane.providers.failures import ProviderError
 from backplane.providers.reading import CUT_OFF
 from backplane.providers.tools import Mailbox, Tool, Toolset
-from backplane.providers.turns import Native, SessionConfig, Wanted, compose, shaped, tightened
+from backplane.providers.turns import Native, SessionConfig, Wanted, compose, shaped
 from backplane.runtime.options import RunOptions, WaitOptions, check_names, hand_event
 from backplane.runtime.orders import answer_of, read_policy
 from backplane.runtime.run import Run, ValueT

@@ -31,7 +31,7 @@ from backplane.contract.unknown import explain
 from backplane.contract.work import Lane, Mode, PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError, require_type
 from backplane.policy.paths import CHANGE_NOTHING
-from backplane.policy.rules import tool_names, with_defaults
+from backplane.policy.rules import tool_names
 from backplane.providers.reading import CUT_OFF, PREFIX, text_of
 from backplane.providers.tools import Tool, Toolset
 from backplane.runtime.approvals import OnAsk
@@ -358,29 +358,3 @@ def _shown(message: Message, unknown: Collection[str], fitting: Collection[Image
 
 def _shown_call(call: MessageToolCall) -> str:
     return f"Call {call.id}: {call.name} {text_of(call.arguments)}"
-
-
-def tightened(base: PolicyProfile, later: PolicyProfile, *, leave_out: bool = False) -> PolicyProfile:
-    """Return a session's policy with the rules of a later one, which cannot allow more.
-
-    Args:
-        leave_out: leave out later rules that allow more, as long as one of their kind remains; else they are refused.
-
-    Raises:
-        ConfigError: `config_invalid`, the later policy allows what the session's does not.
-    """
-    merged: dict[str, tuple[str, ...]] = {}
-    base = with_defaults(base)  # An empty policy counts as the default one.
-    for name in PolicyProfile.__struct_fields__:
-        ours, theirs = getattr(base, name), getattr(later, name)
-        if not name.startswith("allow"):
-            merged[name] = (*ours, *(rule for rule in theirs if rule not in ours))
-            continue
-        both = tuple(rule for rule in theirs if not ours or rule in ours)
-        if both != theirs and not (leave_out and both):  # An empty list would allow everything.
-            more = next(rule for rule in theirs if rule not in both)
-            fact = f"the policy has {more!r} in {name}, and the session's has not"
-            hint = "a later policy only tightens the session's; --policy replaces the configured one"
-            raise ConfigError("config_invalid", fact, hint=hint)
-        merged[name] = both or ours
-    return PolicyProfile(**merged)

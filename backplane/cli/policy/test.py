@@ -16,7 +16,7 @@ from backplane.view.console import Look
 from backplane.view.diff import changes
 
 if TYPE_CHECKING:
-    from backplane.policy.backtest import Redecided
+    from backplane.receipts.rejudge import Redecided
 
 HELP = "Apply another policy to stored runs, and list each decision that would differ. Nothing is started."
 EXAMPLE = """
