@@ -7,11 +7,10 @@ commands and paths only hashes are kept.
 
 from __future__ import annotations
 
-import functools
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from hashlib import blake2b
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -44,11 +43,11 @@ PATCH_TOOL: Final = "apply_patch"
 """The tool that stands for an ask about a patch."""
 
 Answered = Literal["", "open", "allow", "deny"]
-"""The answer to the question about a call: empty where there was no question, `open` until it is answered."""
+"""The answer to the question about a call: empty without a question, `open` until it is answered."""
 
-Key = tuple[str, ...] | tuple[str, bytes] | tuple[str, str, bytes]
-
-IGNORED: Final = "tool {!r} was used with another input than the changed one"
+Key = tuple[str, bytes | str | tuple[str, bytes]]
+"""What a call is found by: `id`, `tool`, `input` (with its tool), `command`, `patch` (a path of it), and `not input` or
+`not command` for what a changed call must not run with."""
 
 _FIRST_DONE: Final[tuple[Answered, ...]] = ("allow", "", "open", "deny")
 """Order in which a successful result without an id is given to one of several calls: an allowed one first."""
@@ -63,18 +62,18 @@ class CallRecord(msgspec.Struct, eq=False, kw_only=True):
     id: bytes | None = None
     reported: bytes | None = None
     """Hash of its input in the event `tool_call`; None before that."""
-    asked: bytes | None = None
-    """Hash of the input that was asked about."""
-    allowed_input: bytes | None = None
-    """Hash of the input that it may run with; after `modify` not the same as `asked`."""
+    reported_parts: frozenset[bytes] = frozenset()
+    """Hashes of the members of its input in the event."""
+    may: bytes | None = None
+    """Hash of the input that it may run with: the one that was asked about, or the changed one."""
+    may_parts: frozenset[bytes] = frozenset()
+    """Hashes of the members of the input that it may run with."""
+    is_changed: bool = False
+    """An answer gave it another input than the one that was asked about."""
     asked_as: str = ""
     """Tool that the ask named."""
     shown_as: str = ""
     """Tool that the answered ask about its result named; empty if there is none."""
-    reported_parts: frozenset[bytes] = frozenset()
-    """Hashes of the members of its input in the event."""
-    allowed_parts: frozenset[bytes] = frozenset()
-    """Hashes of the members of the input that it may run with."""
     answer: Answered = ""
     by_id: bool = False
     """The ask named the call by its id."""
@@ -94,16 +93,16 @@ class CallRecord(msgspec.Struct, eq=False, kw_only=True):
     """The host has reported its command."""
     ignores_change: bool = False
     """An answer changed its input, and it came with another one."""
-    keys: list[Any] = []
-
-    @property
-    def is_changed(self) -> bool:
-        return self.allowed_input is not None and self.allowed_input != self.asked
+    keys: list[Key] = []
 
     @property
     def is_allowed(self) -> bool:
         """Return whether an ask named this tool, and was allowed."""
-        return self.answer == "allow" and (not self.asked_as or _alike(self.tool, self.asked_as))
+        if self.answer != "allow" or not self.asked_as:
+            return self.answer == "allow"
+        return self.tool == neutral(self.asked_as) or (
+            self.asked_as == PATCH_TOOL and self.tool in TOOLS and TOOLS[self.tool].writes
+        )
 
 
 class CallBook:
@@ -115,11 +114,11 @@ class CallBook:
         self.unasked_tools: set[str] = set()
         """Tools of which a call was carried out without a question before it."""
         self.is_full = False
-        """There were more calls than can be kept."""
+        """There were more calls or files than can be kept."""
         self.unasked = 0
         """Number of ended calls, commands and results without a question before them."""
         self._opaque: dict[str, None] = {}
-        self._calls: dict[Key, dict[int, CallRecord]] = {}
+        self._calls: dict[Key, list[CallRecord]] = {}
         self._live: dict[int, CallRecord] = {}
         self._ended: deque[CallRecord] = deque()
         self._asks: dict[str, tuple[CallRecord, bool]] = {}
@@ -134,30 +133,30 @@ class CallBook:
 
     def ask(self, ask_id: str, name: str, input: Json, *, id: str | None = None, files: Collection[str] = ()) -> None:
         """Note a question about a tool's call."""
-        tool, wanted = neutral(name), _hash(input)
-        call = self._to_ask(tool, wanted, _parts(input), _id(id)) or self._begin(tool, _id(id))
-        self._open(ask_id, call, name, by_id=id is not None)
-        call.asked = call.allowed_input = wanted
-        call.allowed_parts = _parts(input)
-        self._set_files(call, self._hashes(files))
-        self._index(call, ("input", tool, wanted), *_commands(input))
+        tool, wanted, parts = neutral(name), _hash(input), _parts(input)
+        call = self._to_ask(tool, wanted, parts, id) or self._begin(tool, id)
+        self._open(ask_id, call, name, self._hashes(files), by_id=id is not None)
+        call.may, call.may_parts, call.is_changed = wanted, parts, False
+        self._index(call, ("input", (tool, wanted)), *_commands(input))
 
     def ask_patch(self, ask_id: str, files: Collection[str], *, id: str | None = None) -> None:
         """Note a question about a patch: it settles a call that changes no other files."""
         hashes = self._hashes(files)
-        call = self._named(_id(id)) or self._changing(hashes) or self._begin(PATCH_TOOL, _id(id))
-        self._open(ask_id, call, PATCH_TOOL, by_id=id is not None)
-        self._set_files(call, hashes)
+        named = self._open_at(("id", _hash(id))) if id is not None else []
+        changing = [one for path in hashes for one in self._open_at(("patch", path)) if {*one.files} <= {*hashes}]
+        found = [*named[:1], *(one for one in changing if not one.answer)]
+        call = found[0] if found else self._begin(PATCH_TOOL, id)
+        self._open(ask_id, call, PATCH_TOOL, hashes, by_id=id is not None)
         self._index(call, *(("patch", path) for path in call.files))
 
     def ask_result(self, ask_id: str, name: str, input: Json, *, id: str | None = None) -> None:
         """Note a question about a call's result."""
         tool = neutral(name)
-        same = self._at(("input", tool, _hash(input)))
-        found = self._named(_id(id)) if id is not None else next((one for one in same if not one.shown_as), None)
-        call = found or next((one for one in self._at(("tool", tool)) if not one.shown_as and not one.ended_at), None)
-        if call is not None:
-            self._asks[ask_id] = (call, True)
+        named = self._open_at(("id", _hash(id))) if id is not None else []
+        same = [] if id is not None else self._at(("input", (tool, _hash(input))))
+        found = [*named, *(one for one in (*same, *self._open_at(("tool", tool))) if not one.shown_as)]
+        if found:
+            self._asks[ask_id] = (found[0], True)
 
     def answer(self, ask_id: str, name: str, decision: str, input: Json | msgspec.UnsetType = msgspec.UNSET) -> None:
         """Note an answer.
@@ -172,8 +171,7 @@ class CallBook:
         if is_about_result:
             call.shown_as = name if decision != "deny" else ""
             return
-        self._now += 1
-        call.answered_at = self._now
+        call.answered_at = self._tick()
         if decision == "deny":
             self._deny(call)
             return
@@ -186,10 +184,9 @@ class CallBook:
     def _deny(self, call: CallRecord) -> None:
         self.denied += 1
         call.answer = "deny"
-        for path in call.files[: FILES_MAX - len(self._denied_files)]:
-            self._denied_files[path] = call
+        self._denied_files.update(dict.fromkeys(call.files[: FILES_MAX - len(self._denied_files)], call))
         # An allowed call that was not done loses its answer when the same is asked again.
-        for other in self._at(("input", call.tool, call.allowed_input or b"")):
+        for other in self._at(("input", (call.tool, call.may or b""))):
             is_older = other is not call and other.reported is None and not other.by_id
             if is_older and other.answer == "allow" and other.answered_at < call.asked_at:
                 other.answer = "deny"
@@ -199,81 +196,78 @@ class CallBook:
         self.modified += 1
         was = [key for key in call.keys if key[0] == "command" or (key[0] == "input" and call.reported is None)]
         self._unindex(call, was)
-        self._index(call, *(("no " + str(key[0]), *key[1:]) for key in was))
-        call.allowed_input, call.allowed_parts = _hash(input), _parts(input)
-        self._index(call, ("input", call.tool, call.allowed_input), *_commands(input))
+        self._index(call, *((f"not {kind}", value) for kind, value in was))
+        wanted = _hash(input)
+        call.is_changed = call.is_changed or call.may != wanted
+        call.may, call.may_parts = wanted, _parts(input)
+        self._index(call, ("input", (call.tool, wanted)), *_commands(input))
 
-    def _open(self, ask_id: str, call: CallRecord, name: str, *, by_id: bool) -> None:
+    def _open(self, ask_id: str, call: CallRecord, name: str, files: tuple[bytes, ...], *, by_id: bool) -> None:
         self.asked += 1
-        self._now += 1
-        call.asked_at, call.by_id = self._now, by_id
+        call.asked_at, call.by_id = self._tick(), by_id
         call.answer, call.asked_as = "open", name[: TOOL_NAME_CHARS_MAX + 1]
         self._asks[ask_id] = (call, False)
+        self._set_files(call, files)
 
-    def _to_ask(self, tool: str, wanted: bytes, parts: frozenset[bytes], id: bytes | None) -> CallRecord | None:
+    def _to_ask(self, tool: str, wanted: bytes, parts: frozenset[bytes], id: str | None) -> CallRecord | None:
         """Return the call that a question is about, if the host has reported it already."""
         if id is not None:
-            named = [one for one in self._at(("id", id)) if _is_open(one)]
+            named = self._open_at(("id", _hash(id)))
             # An agent may ask about more than it has reported: about defaults of its tool, say.
-            return next(
-                (one for one in named if one.allowed_input == wanted or (one.reported and one.reported_parts <= parts)),
-                None,
-            )
-        found = [one for one in self._at(("input", tool, wanted)) if _is_open(one) and one.reported == wanted]
+            found = [one for one in named if one.may == wanted or (one.reported and one.reported_parts <= parts)]
+            return found[0] if found else None
+        found = [one for one in self._open_at(("input", (tool, wanted))) if one.reported == wanted]
         # The latest of several equal calls without an answer, else the latest denied one: agents ask again.
         return next((one for answer in ("", "deny") for one in reversed(found) if one.answer == answer), None)
-
-    def _changing(self, files: tuple[bytes, ...]) -> CallRecord | None:
-        """Return an open call that changes only files among these."""
-        known = (one for path in files for one in self._at(("patch", path)))
-        return next((one for one in known if _is_open(one) and not one.answer and {*one.files} <= {*files}), None)
 
     # What is reported -------------------------------------------------------------------------------------------------
 
     def called(self, name: str, input: Json, id: str | None, files: Collection[str] = ()) -> CallRecord:
-        """Note a call that the host reports, and return it with what was asked about it."""
-        tool, wanted, parts, known = neutral(name), _hash(input), _parts(input), _id(id)
-        again = [one for one in self._at(("id", known or b"")) if _is_open(one) and one.reported == wanted]
+        """Note a call that the host reports, and return it with its question."""
+        tool, wanted, parts, hashes = neutral(name), _hash(input), _parts(input), self._hashes(files)
+        named = self._at(("id", _hash(id))) if id is not None else []
+        again = [one for one in named if one.reported == wanted and not one.ended_at]
         if again:
             return again[0]
-        hashes = self._hashes(files)
-        call = self._asked_for(tool, wanted, parts, known, hashes) or self._begin(tool, known)
-        self._now += 1
-        call.reported, call.reported_parts, call.reported_at = wanted, parts, self._now
+        call = self._asked_for(tool, wanted, parts, id, hashes) or self._begin(tool, id)
+        call.reported, call.reported_parts, call.reported_at = wanted, parts, self._tick()
         if not call.answer:
             self._set_files(call, hashes)
             self._index(call, *_commands(input), *(("patch", path) for path in call.files))
-            self._note_ignored(call, wanted, known)
-        keys: list[Key] = [("input", tool, wanted), ("tool", tool)]
-        self._index(call, *keys, *([("id", known)] if known is not None else []))
+            # Its question, found by its id, or a `modify` allowed another input.
+            others = [one for one in (*self._at(("not input", (tool, wanted))), *named) if one.reported is None]
+            call.ignores_change = any(one.answer == "allow" and one.is_changed for one in others)
+        self._index(call, ("input", (tool, wanted)), ("tool", tool), *_id_key(id))
         return call
 
     def _asked_for(
-        self, tool: str, wanted: bytes, parts: frozenset[bytes], id: bytes | None, files: tuple[bytes, ...]
+        self, tool: str, wanted: bytes, parts: frozenset[bytes], id: str | None, files: tuple[bytes, ...]
     ) -> CallRecord | None:
         """Return the call that was asked about before the host reported it."""
-        asked = [one for one in self._at(("id", id or b"")) if one.allowed_input is None or parts <= one.allowed_parts]
-        same = [one for one in self._at(("input", tool, wanted)) if one.allowed_input == wanted]
-        patches = [one for path in files for one in self._at(("patch", path)) if {*files} <= {*one.files}]
-        for found in (asked, same, [one for one in patches if one.allowed_input is None]):
-            loose = [one for one in found if one.reported is None and not one.ended_at and id in (one.id, None)]
-            # A call may have an id although its ask had none.
-            loose += [one for one in found if one.reported is None and not one.ended_at and one.id is None and id]
-            if loose:
-                return min(loose, key=lambda one: _FIRST_DONE.index(one.answer))
+        key = _hash(id) if id is not None else None
+        named = self._open_at(("id", key)) if key is not None else []
+        patches = [one for path in files for one in self._open_at(("patch", path)) if {*files} <= {*one.files}]
+        for found in (
+            [one for one in named if one.may is None or parts <= one.may_parts],
+            [one for one in self._open_at(("input", (tool, wanted))) if one.may == wanted],
+            [one for one in patches if one.may is None],
+        ):
+            loose = [one for one in found if one.reported is None]
+            # A call may have an id although its ask had none, and the other way round.
+            best = [one for one in loose if key is None or one.id == key] or [one for one in loose if one.id is None]
+            if best:
+                return min(best, key=lambda one: _FIRST_DONE.index(one.answer))
         return None
 
-    def _note_ignored(self, call: CallRecord, wanted: bytes, id: bytes | None) -> None:
-        """Note a call whose input is not the one that its question, found by its id, or a `modify` allowed."""
-        changed = [one for one in self._at(("no input", call.tool, wanted)) if one.reported is None]
-        named = [one for one in self._at(("id", id or b"")) if one.reported is None and one is not call]
-        call.ignores_change = any(one.answer == "allow" and one.is_changed for one in (*changed, *named))
-
     def ended(self, name: str, id: str | None, *, is_error: bool) -> CallRecord | None:
-        """Note a result, and return the call that it is of; None where there is none."""
-        call = self._of_result(neutral(name), _id(id), is_error=is_error)
+        """Note a result, and return its call; None if there is none."""
+        tool = neutral(name)
+        call = self._of_result(tool, id, is_error=is_error)
         if call is None:
-            self._note_unasked(name, is_error=is_error)
+            self.unasked += 1
+            self._use(tool)
+            if not is_error:
+                self._note_tool(tool)
             return None
         if not is_error and not call.done:
             self._do(call)
@@ -282,25 +276,10 @@ class CallBook:
             self._end(call)
         return call
 
-    def _note_unasked(self, name: str, *, is_error: bool) -> None:
-        self.unasked += 1
-        self._use(neutral(name))
-        if not is_error:
-            self._note_tool(neutral(name))
-
-    def _note_tool(self, tool: str) -> None:
-        if len(self.unasked_tools) < CALLS_MAX:
-            self.unasked_tools.add(tool)
-
-    def _of_result(self, tool: str, id: bytes | None, *, is_error: bool) -> CallRecord | None:
-        if id is not None:
-            named = self._at(("id", id))
-            found = [one for one in named if not one.ended_at] or named[-1:]
-        else:
-            found = []
-        found = found or [
-            one for one in self._at(("tool", tool)) if not one.ended_at and (id is None or one.id is None)
-        ]
+    def _of_result(self, tool: str, id: str | None, *, is_error: bool) -> CallRecord | None:
+        named = self._at(("id", _hash(id))) if id is not None else []
+        found = [one for one in named if not one.ended_at] or named[-1:]
+        found = found or [one for one in self._open_at(("tool", tool)) if id is None or one.id is None]
         order = _FIRST_FAILED if is_error else _FIRST_DONE
         return min(found, key=lambda one: (one.reported is None, order.index(one.answer)), default=None)
 
@@ -317,34 +296,34 @@ class CallBook:
         elif not call.answer:
             self._note_tool(call.tool)
             if call.ignores_change:
-                self._breach(call, IGNORED.format(call.tool))
+                self._breach(call, _ignored(call))
 
     def _trade(self, call: CallRecord) -> None:
         """Swap the answers of two equal calls open at once: asks without ids do not say which one they mean."""
-        for other in self._at(("input", call.tool, call.reported or b"")):
+        for other in self._at(("input", (call.tool, call.reported or b""))):
             is_twin = other is not call and not (other.by_id or call.by_id or other.done or other.is_changed)
-            was_open = (
-                other.reported_at and call.reported_at and (not other.ended_at or other.ended_at > call.reported_at)
-            )
+            both_reported = other.reported_at and call.reported_at
+            was_open = both_reported and (not other.ended_at or other.ended_at > call.reported_at)
             if is_twin and was_open and other.answer == "allow":
                 call.answer, other.answer = other.answer, call.answer
                 call.asked_as, other.asked_as = other.asked_as, call.asked_as
-                call.allowed_input = call.asked = call.reported
+                call.may, call.is_changed = call.reported, False
                 self.unasked += bool(other.ended_at and not other.answer)
                 return
 
     def ran(self, command: str) -> CallRecord | None:
-        """Note a command that the host reports, and return its call; None where no call has it."""
+        """Note a command that the host reports, and return its call; None if no call has it."""
         key = _hash(command)
         found = [one for one in self._at(("command", key)) if not one.ran]
         call = min(found, key=lambda one: _FIRST_DONE.index(one.answer), default=None)
         if call is None:
             self.unasked += 1
             self._use("bash")
-            ignored = [one for one in self._at(("no command", key)) if one.answer == "allow" and not one.ran]
-            if ignored:
-                ignored[0].ran = True
-                self._breach(ignored[0], IGNORED.format(ignored[0].tool))
+            for ignored in self._at(("not command", key)):
+                if ignored.answer == "allow" and not ignored.ran:
+                    ignored.ran = True
+                    self._breach(ignored, _ignored(ignored))
+                    break
             return None
         call.ran = True
         if call.answer != "allow" and not call.done:
@@ -357,9 +336,9 @@ class CallBook:
         Args:
             files: relative to the root.
         """
-        if self.opaque():
+        if not self._denied_files or self.opaque():
             return
-        for path in sorted(files) if self._denied_files else ():
+        for path in sorted(files):
             key = _hash(path)
             call = self._denied_files.get(key)
             if call is not None and key not in self._allowed_files and not call.done:
@@ -381,7 +360,7 @@ class CallBook:
     def breaches(self) -> list[tuple[CallRecord, str]]:
         """Return the calls that were done against their answer, and how, the first `BREACHES_MAX`."""
         left = [one for one in self._live.values() if one.ignores_change and not one.answer and not one.done]
-        return [*self._breaches, *((one, IGNORED.format(one.tool)) for one in left)][:BREACHES_MAX]
+        return [*self._breaches, *((one, _ignored(one)) for one in left)][:BREACHES_MAX]
 
     def has_unasked(self) -> bool:
         """Return True if a call or a command ran without a question before it."""
@@ -389,31 +368,34 @@ class CallBook:
 
     def opaque(self) -> list[str]:
         """Return names of tools that were used and do not name each place that they read, write or connect to."""
-        found = dict(self._opaque)
-        for one in self._live.values():
-            if one.answer in ("", "allow") and not _is_whole(one.tool) and len(found) < OPAQUE_MAX:
-                found[one.tool] = None
-        return list(found)
+        live = (one.tool for one in self._live.values() if one.answer in ("", "allow") and not _is_whole(one.tool))
+        return list(dict.fromkeys([*self._opaque, *live]))[:OPAQUE_MAX]
 
     def _use(self, tool: str) -> None:
         if not _is_whole(tool) and len(self._opaque) < OPAQUE_MAX:
             self._opaque[tool] = None
 
+    def _note_tool(self, tool: str) -> None:
+        if len(self.unasked_tools) < CALLS_MAX:
+            self.unasked_tools.add(tool)
+
     # Keeping ----------------------------------------------------------------------------------------------------------
 
-    def _begin(self, tool: str, id: bytes | None) -> CallRecord:
+    def _tick(self) -> int:
         self._now += 1
-        call = CallRecord(tool=tool, id=id, began_at=self._now)
+        return self._now
+
+    def _begin(self, tool: str, id: str | None) -> CallRecord:
+        call = CallRecord(tool=tool, id=_hash(id) if id is not None else None, began_at=self._tick())
         if len(self._live) >= CALLS_MAX:
             self.is_full = True
             return call
-        self._live[self._now] = call
-        self._index(call, ("tool", tool), *([("id", id)] if id is not None else []))
+        self._live[call.began_at] = call
+        self._index(call, ("tool", tool), *_id_key(id))
         return call
 
     def _end(self, call: CallRecord) -> None:
-        self._now += 1
-        call.ended_at = self._now
+        call.ended_at = self._tick()
         self._live.pop(call.began_at, None)
         if call.answer in ("", "allow") or call.done:
             self._use(call.tool)
@@ -436,11 +418,12 @@ class CallBook:
         self._files += len(files) - len(call.files)
         call.files = files
 
-    def _named(self, id: bytes | None) -> CallRecord | None:
-        return next((one for one in self._at(("id", id or b"")) if not one.ended_at), None)
-
     def _at(self, key: Key) -> list[CallRecord]:
-        return list(self._calls.get(key, {}).values())
+        """Return the kept calls with this key, the oldest first."""
+        return self._calls.get(key, [])
+
+    def _open_at(self, key: Key) -> list[CallRecord]:
+        return [one for one in self._at(key) if not one.ended_at]
 
     def _index(self, call: CallRecord, *keys: Key) -> None:
         if self.is_full and call.began_at not in self._live:
@@ -448,25 +431,19 @@ class CallBook:
         for key in keys:
             if key not in call.keys:
                 call.keys.append(key)
-                self._calls.setdefault(key, {})[id(call)] = call
+                self._calls.setdefault(key, []).append(call)
 
-    def _unindex(self, call: CallRecord, keys: list[Any]) -> None:
+    def _unindex(self, call: CallRecord, keys: Iterable[Key]) -> None:
         for key in keys:
             call.keys.remove(key)
-            there = self._calls[key]
-            del there[id(call)]
-            if not there:
+            self._calls[key].remove(call)
+            if not self._calls[key]:
                 del self._calls[key]
 
 
-@functools.lru_cache(maxsize=256)
 def neutral(name: str) -> str:
     """Return a tool's neutral name if it has one, else the part of its own name that a policy reads."""
     return next((one for one in tool_names(name) if one in TOOLS), name[: TOOL_NAME_CHARS_MAX + 1])
-
-
-def _alike(tool: str, name: str) -> bool:
-    return tool == neutral(name) or (name == PATCH_TOOL and tool in TOOLS and TOOLS[tool].writes)
 
 
 def _is_whole(tool: str) -> bool:
@@ -474,16 +451,16 @@ def _is_whole(tool: str) -> bool:
     return tool in TOOLS and TOOLS[tool].names_place
 
 
-def _is_open(call: CallRecord) -> bool:
-    return not call.ended_at
-
-
-def _id(id: str | None) -> bytes | None:
-    return _hash(id) if id is not None else None
+def _ignored(call: CallRecord) -> str:
+    return f"tool {call.tool!r} was used with another input than the changed one"
 
 
 def _hash(value: Json) -> bytes:
     return blake2b(canonical.encode(value), digest_size=16).digest()
+
+
+def _id_key(id: str | None) -> list[Key]:
+    return [("id", _hash(id))] if id is not None else []
 
 
 def _parts(input: Json) -> frozenset[bytes]:
@@ -493,7 +470,7 @@ def _parts(input: Json) -> frozenset[bytes]:
     return frozenset(_hash([name, value]) for name, value in input.items())
 
 
-def _commands(input: Json) -> Iterator[tuple[str, bytes]]:
+def _commands(input: Json) -> Iterator[Key]:
     """Yield the command in a tool's input, if there is one."""
     command = input.get("command") if isinstance(input, dict) else None
     if isinstance(command, str):

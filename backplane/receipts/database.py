@@ -184,7 +184,7 @@ class Index:
             if self._in_memory:
                 self._make(connection)
                 return connection
-            for pragma in ("synchronous=FULL", "fullfsync=ON", f"cache_size=-{CACHE_KIB}"):
+            for pragma in ("synchronous=FULL", f"cache_size=-{CACHE_KIB}"):
                 connection.execute(f"PRAGMA {pragma}")
             if not self._is_made(connection):
                 with transaction(connection):

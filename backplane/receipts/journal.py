@@ -235,8 +235,8 @@ class Journal:
                 file.write(body)
         try:
             with _disk(str(self.folder)):
-                flush(self._trace)
-                flush(self._head)
+                os.fsync(self._trace)
+                os.fsync(self._head)
                 # git has synced its packs, which stand deeper.
                 for path in (*self.folder.glob("*/*"), *self.folder.glob("*")):
                     if path.name not in (HEAD, TRACE) and not path.is_symlink() and (path.is_file() or path.is_dir()):
@@ -259,7 +259,7 @@ class Journal:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _write(self, fd: int, data: bytes, keep_bytes: int | None = None) -> None:
-        try:
+        with _disk(str(self.folder)):
             before = os.fstat(fd).st_size if keep_bytes is None else keep_bytes
             try:
                 written = os.write(fd, data)
@@ -270,23 +270,19 @@ class Journal:
                 with suppress(OSError):
                     os.ftruncate(fd, before)
                 raise
-        except OSError as error:
-            raise disk_error(str(self.folder), error) from error
 
 
 def read_facts(folder: Path) -> list[Facts]:
     """Return the facts of a run's head, oldest first; a torn or foreign line ends them."""
     facts: list[Facts] = []
-    with _disk(str(folder)), (folder / HEAD).open("rb") as file:
-        data = file.read(HEAD_BYTES_MAX)
-    for line in data.split(b"\n")[:-1]:
-        try:
+    with _disk(str(folder)), open_plain(folder / HEAD) as file:
+        lines = file.read(HEAD_BYTES_MAX).split(b"\n")[:-1]
+    with suppress(ValueError, RecursionError):
+        for line in lines:
             fact = canonical.decode(line)
-        except (ValueError, RecursionError):
-            break
-        if not isinstance(fact, dict):
-            break
-        facts.append(fact)
+            if not isinstance(fact, dict):
+                break
+            facts.append(fact)
     return facts
 
 
@@ -313,25 +309,14 @@ def boot_id() -> str | None:
         return None
 
 
-def flush(fd: int) -> None:
-    """fsync, in the strong form where the system has two."""
-    full = getattr(fcntl, "F_FULLFSYNC", None)
-    if full is None:
-        os.fsync(fd)
-    else:
-        fcntl.fcntl(fd, full)
-
-
 def flush_path(path: Path) -> None:
     """fsync a file or folder by name, if it exists."""
-    try:
+    with suppress(FileNotFoundError):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        flush(fd)
-    finally:
-        os.close(fd)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 @contextmanager

@@ -112,16 +112,16 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     accepted: int = 0
     """Events accepted from the child."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Messages that had no effect, by why."""
+    """Messages that had no effect, by reason."""
     folded: Folded = Folded()
     own_lines: array[int] = field(default_factory=lambda: array("Q"))
     """Places in the trace of events that are the control plane's own, the first `OWN_LINES_MAX` of them."""
     claims: Judge | None = None
     """Judge of the host's claims; None before the first one."""
     claimed_events: tuple[int, str] | None = None
-    """Number and hash of the events in the child's own trace, where there is one beside the streamed one."""
+    """Number and hash of the events in the trace of the child's receipt; None without such a trace."""
     claimed_keys: array[int] = field(default_factory=lambda: array("q"))
-    """`event_key` of each event in the child's own trace."""
+    """`event_key` of each event in that trace."""
     claim: Receipt | None = None
     claim_raw: Mapping[str, Any] = _NONE
     usage_seen: Usage | None = None
@@ -136,7 +136,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     contained: Mapping[str, Json] = _NONE
     """Label of the host's sandbox; empty without one."""
     plane: bool = False
-    """The host is a control plane: what it tells of asks and checkpoints may be its own."""
+    """The host is a control plane, which has asks and checkpoints of its own."""
     replayed: bool = False
     """The events are those of another run."""
     held_by_system: Mapping[Rule, str] = _NONE
@@ -146,9 +146,9 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     shortfall: tuple[str, str] = ("", "")
     """Why rules are held more weakly than asked, and the next step; empty texts if they are not."""
     guarded: bool = False
-    """The host was a program of its own, under a guard."""
+    """The host was a process under a guard."""
     start: str = "cold"
-    """`warm`: the host was started before the order came."""
+    """`warm` if the host was started before the order came."""
     claimed_paths: set[str] = field(default_factory=set)
     """Files that events of the host say have changed."""
     _claimed_chars: int = 0
@@ -177,7 +177,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         self.settings = settings_of(self.order.config.vendor)
 
     def replays(self, told: dict[str, Json]) -> None:
-        """The events tell of another run: nothing of them was done or spent here, so none of them is judged."""
+        """Mark the events as those of another run: nothing was done or spent here, so nothing is judged."""
         self.replayed, self.added = True, {**self.added, "replay": told}
 
     def hello(self, hello: Hello, manifest: Manifest) -> None:
@@ -196,7 +196,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def calls(self) -> CallBook:
-        """The calls of the run, and what was asked about them."""
+        """The calls of the run, with the questions about them."""
         if self.book is None:
             self.book = CallBook()
         return self.book
@@ -231,7 +231,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         return [relative_path(path, self.root) for path in touched(shape, input).paths if path]
 
     def fold_claims(self, events: Sequence[AgentEvent], first: int) -> None:
-        """Add what these events of the host claim; most kinds of events claim nothing and are passed over.
+        """Add the claims in these events of the host; most kinds of events claim nothing.
 
         Args:
             first: place of the first of them in the trace.
@@ -254,45 +254,48 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         assert self.policy is not None
         if self.replayed:
             return None
-        if isinstance(event, Warned | Carried):
-            self.folded = fold(self.folded, event)
-            self._spend(event)
-            if isinstance(event, LossReported):
-                self._lose(event.body)
-            return None
-        turns_max = self.order.config.max_turns
-        if turns_max is not None and self._turns >= turns_max and isinstance(event, ToolCall):
-            self.limit = self.limit or ("max_turns", f"the agent goes on after {turns_max} turns (max_turns)")
-        if isinstance(event, Failed):
-            self.reported = (self.reported[0] + 1, event.message)
-            return None
-        if isinstance(event, FileChanged):
-            path = relative_path(event.path, self.root)
-            if self._claimed_chars + len(path) <= PATHS_CHARS_MAX:
-                self._claimed_chars += len(path)
-                self.claimed_paths.add(path)
-        call, is_settled = self._note_call(event), False
-        if isinstance(event, CommandExecuted):
-            is_settled = (
-                call is not None and call.answer == "allow" and "bash" in tool_names(call.asked_as or call.tool)
-            )
-        decision = self.policy.audit(event, root=self.root)
-        if decision is None or decision.rule is None:
-            return call
-        self.counts["objections"] += 1
-        objection = Objection(decision.rule.name, decision.reason, call if isinstance(event, ToolCall) else None)
-        if len(self.objections) < OBJECTIONS_MAX and not (is_settled and not objection.is_forbidden):
-            self.objections += (objection,)
+        call = None
+        match event:
+            case Warned() | Carried():
+                self.folded = fold(self.folded, event)
+                self._spend(event)
+                if isinstance(event, LossReported):
+                    self._lose(event.body)
+                return None
+            case Failed():
+                self.reported = (self.reported[0] + 1, event.message)
+                return None
+            case ToolCall():
+                turns_max = self.order.config.max_turns
+                if turns_max is not None and self._turns >= turns_max:
+                    self._reach("max_turns", f"the agent goes on after {turns_max} turns (max_turns)")
+                files = self._written(event.tool_name, event.input)
+                call = self.calls.called(event.tool_name, below(self.root, event.input), event.tool_use_id, files)
+            case ToolResult():
+                call = self.calls.ended(event.tool_name, event.tool_use_id, is_error=event.is_error)
+            case CommandExecuted():
+                call = self.calls.ran(event.command)
+            case FileChanged():
+                path = relative_path(event.path, self.root)
+                if self._claimed_chars + len(path) <= PATHS_CHARS_MAX:
+                    self._claimed_chars += len(path)
+                    self.claimed_paths.add(path)
+        self._object(event, call)
         return call
 
-    def _note_call(self, event: AgentEvent) -> CallRecord | None:
-        """Record a call, its command or its result, and return the call."""
-        if isinstance(event, ToolCall):
-            files = self._written(event.tool_name, event.input)
-            return self.calls.called(event.tool_name, below(self.root, event.input), event.tool_use_id, files)
-        if isinstance(event, ToolResult):
-            return self.calls.ended(event.tool_name, event.tool_use_id, is_error=event.is_error)
-        return self.calls.ran(event.command) if isinstance(event, CommandExecuted) else None
+    def _object(self, event: AgentEvent, call: CallRecord | None) -> None:
+        """Note the objection that the policy has to an event, if any."""
+        assert self.policy is not None
+        decision = self.policy.audit(event, root=self.root)
+        if decision is None or decision.rule is None:
+            return
+        self.counts["objections"] += 1
+        objection = Objection(decision.rule.name, decision.reason, call if isinstance(event, ToolCall) else None)
+        was_allowed = isinstance(event, CommandExecuted) and call is not None and call.answer == "allow"
+        # A command is settled by the allowed call of a shell.
+        is_settled = was_allowed and call is not None and "bash" in tool_names(call.asked_as or call.tool)
+        if len(self.objections) < OBJECTIONS_MAX and (objection.is_forbidden or not is_settled):
+            self.objections += (objection,)
 
     def _lose(self, loss: Json) -> None:
         self.counts["losses"] += 1
@@ -303,10 +306,10 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
                 self._losses_bytes += size
 
     def found(self, paths: Collection[str]) -> None:
-        """Judge the files that have changed, by our own difference.
+        """Judge the files that have changed.
 
         Args:
-            paths: in the workspace, relative to it.
+            paths: of our own difference, relative to the workspace.
         """
         assert self.policy is not None
         # A file named `~` is no home folder here.
@@ -321,20 +324,23 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             here = paths if self.order.workspace.mode == "staged" else ()
             self.book.changed({*here, *self.claimed_paths})
 
+    def _reach(self, reason: str, fact: str) -> None:
+        """Note that a limit of the order is reached; the first one counts."""
+        self.limit = self.limit or (reason, fact)
+
     def _spend(self, event: Warned | Carried) -> None:
-        """Turns and money, as far as the host reports them; what it does not report is not known here."""
+        """Count the turns and the money that the host reports."""
         limits = self.order.config
         if isinstance(event, TurnEnded):
             self._turns += 1
             if limits.max_turns is not None and self._turns > limits.max_turns:
-                self.limit = self.limit or ("max_turns", f"more than {limits.max_turns} turns (max_turns)")
-            reason = event.body.get("stop_reason")  # A host that ends its turn at a limit of the order names it.
-            if {"max_turns": limits.max_turns, "budget": limits.max_budget_usd}.get(str(reason)) is not None:
-                self.limit = self.limit or (str(reason), event.message)
-        if not isinstance(event, UsageReported):
-            return
-        used, cost = self.folded.usage, event.body.get("estimated_cost_usd")
-        self.spent(used.input_tokens, used.output_tokens, cost if isinstance(cost, int | float) else None)
+                self._reach("max_turns", f"more than {limits.max_turns} turns (max_turns)")
+            reason = str(event.body.get("stop_reason"))  # A host that ends its turn at a limit of the order names it.
+            if {"max_turns": limits.max_turns, "budget": limits.max_budget_usd}.get(reason) is not None:
+                self._reach(reason, event.message)
+        elif isinstance(event, UsageReported):
+            used, cost = self.folded.usage, event.body.get("estimated_cost_usd")
+            self.spent(used.input_tokens, used.output_tokens, cost if isinstance(cost, int | float) else None)
 
     def spent(
         self, input_tokens: int | None, output_tokens: int | None, usd: float | None, unknown: Sequence[str] = ()
@@ -347,16 +353,16 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         tokens_max, usd_max = self.settings.get("budget_tokens"), self.order.config.max_budget_usd
         known = (input_tokens or 0) + (output_tokens or 0)  # At least so many: enough to be too many.
         if isinstance(tokens_max, int) and known > tokens_max:
-            self.limit = self.limit or ("budget", f"{known} tokens used of {tokens_max} (budget_tokens)")
+            self._reach("budget", f"{known} tokens used of {tokens_max} (budget_tokens)")
         if usd_max is not None and usd is not None and usd > usd_max:
-            self.limit = self.limit or ("budget", f"{usd:g} USD spent of {usd_max:g} (max_budget_usd)")
+            self._reach("budget", f"{usd:g} USD spent of {usd_max:g} (max_budget_usd)")
         limits = {"budget_tokens": tokens_max, "max_budget_usd": usd_max}
         if lost := [name for name in unknown if limits[name] is not None]:
             fact = f"what is left of {lost[0]} is unknown: an answer broke off whose request does not limit it"
-            self.limit = self.limit or ("budget", fact)
+            self._reach("budget", fact)
 
     def final(self, claim: Receipt, raw: dict[str, Any]) -> None:
-        """Take in the host's own receipt; what it says was used counts for the order's budgets."""
+        """Record the host's own receipt; its usage counts for the order's budgets."""
         self.claim, self.claim_raw = claim, raw
         if not self.replayed:
             self.spent(claim.usage.input_tokens, claim.usage.output_tokens, claim.usage.estimated_cost_usd)
@@ -379,7 +385,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         if isinstance(fatal.error_code, str) and fatal.error_code not in CODES:
             self.added["error_code"] = fatal.error_code
         if isinstance(fatal.receipt, dict):
-            # In place of this comes the whole chain, when the receipt can be read.
+            # Replaced by the whole inner chain once the receipt parses.
             self.inner = {"receipt_sha256": fatal.receipt.get("receipt_sha256")}
 
     def ended(self, stderr: bytes, stderr_dropped: int, swept: int) -> None:
@@ -394,7 +400,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         return clean
 
     def last_words(self, stderr: bytes) -> str | None:
-        """The end of a child's stderr for an error message; None when it said nothing."""
+        """Return the end of a child's stderr for an error message; None if it is empty."""
         text = self.redactor.data(stderr)[0].decode("utf-8", "replace").strip()
         return text[-WORDS_CHARS_MAX:] or None
 
@@ -404,7 +410,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def fail_on(self) -> list[Json]:
-        """The findings for which doors report the run as failed: the order's; all for the profile `ci`."""
+        """Return the findings for which the run is reported as failed: the order's, or all for the profile `ci`."""
         asked = self.settings.get("fail_on")
         if isinstance(asked, list):
             return list(dict.fromkeys(asked))
@@ -417,11 +423,11 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
 
 
 def relative_path(path: str, root: str) -> str:
-    """A path as the patch would write it, as far as its text tells."""
+    """Return a path as the patch would write it, by its text alone."""
     return posixpath.relpath(path, root) if path.startswith("/") else posixpath.normpath(path)
 
 
 def workspace_path(path: str, root: str) -> str | None:
-    """A path as the patch would write it; None outside of the workspace, and in git's own folder."""
+    """Return a path as the patch would write it; None outside of the workspace, and in git's own folder."""
     found = relative_path(path, root)
     return None if found.split("/", 1)[0] in ("..", "", ".git") or "\0" in found else found
