@@ -25,7 +25,7 @@ from backplane.receipts.outcomes import CAUSE_CHARS_MAX, End, outcome_of
 from backplane.receipts.state import RunState
 
 CLAIM_CHARS_MAX: Final = 64 << 10
-"""Longest text that a child claims beside ours; of a longer one the receipt has the size and the hash."""
+"""Longest text that a receipt repeats of its host; of a longer one it has the size and the hash."""
 
 _TYPED_FIELDS: Final = frozenset(Receipt.__struct_fields__)
 
@@ -44,13 +44,13 @@ def build(
     added: dict[str, Json],
     inner_verified: bool | None = False,
 ) -> Receipt:
-    """Build the unsealed receipt of a run.
+    """Build the receipt of a run, which is still to be sealed.
 
     Args:
-        finished_ns: since 1970; a clock that went back is not believed.
+        finished_ns: since 1970; not before the start, whatever the clock says.
         added: members for `usage_raw.backplane` that were worked out after the run.
-        inner_verified: the hash in the child's receipt holds for that receipt with the events that were seen; None
-            when that cannot be told.
+        inner_verified: whether the hash in the host's receipt is right for the events that were seen; None if that is
+            unknown.
     """
     claim = facts.claim
     meta = RunMetadata(
@@ -64,14 +64,14 @@ def build(
     outcome = outcome_of(end, claimed=claim.outcome if claim else None, accepted=facts.accepted)
     usage, sources = _usage(facts)
     own = {**_members(facts), **added, "end": end.to_wire(), "usage": sources, "start": facts.start}
-    claims = {**own.get("claims", {}), **_claims(facts, meta, outcome, git_diff)}
-    if claims:
-        own["claims"] = claims
     raw = {} if claim is None else claim.usage_raw
     usage_raw = dict(raw) if isinstance(raw, dict) else {"value": raw}
-    if claim is not None and "backplane" in usage_raw:
-        inner = {"backplane": usage_raw.pop("backplane"), "receipt_sha256": claim.receipt_sha256}
-        own["inner"] = {**inner, "verified": inner_verified}
+    if claim is not None:
+        if claims := {**own.get("claims", {}), **_claims(facts, claim, meta, outcome, git_diff)}:
+            own["claims"] = claims
+        if "backplane" in usage_raw:
+            inner = {"backplane": usage_raw.pop("backplane"), "receipt_sha256": claim.receipt_sha256}
+            own["inner"] = {**inner, "verified": inner_verified}
     return Receipt(
         meta=meta,
         backend=facts.backend,
@@ -87,7 +87,7 @@ def build(
 
 
 def _members(facts: RunState) -> dict[str, Json]:
-    """Return everything of `usage_raw.backplane` that was learnt while the run went on."""
+    """Return the members of `usage_raw.backplane` that were known before the run ended."""
     session, (errors, last_error) = facts.folded.session, facts.reported
     is_kept = isinstance(session, dict) and isinstance(session.get("id"), str) and facts.settings.get("session")
     noise = facts.noise.decode("utf-8", "replace").removesuffix("\n")
@@ -113,64 +113,53 @@ def _members(facts: RunState) -> dict[str, Json]:
 
 
 def _usage(facts: RunState) -> tuple[Usage, dict[str, str]]:
-    """Return what was used, and the source of each number: the service, the host's final, or its reports on the way.
+    """Return the usage, and the source of each number: the model's service, the host's receipt, or its reports.
 
-    Tokens in the final below those reported before cannot be, so the reported ones count. A lower cost or number of
+    Tokens in the receipt below those reported before cannot be, so the reported ones count. A lower cost or number of
     requests can: the earlier one may have been an estimate.
     """
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     claimed = facts.claim.usage if facts.claim else None
-    words = {"seen": facts.usage_seen, "claimed": claimed, "reported": facts.folded.usage}
+    usages = {"seen": facts.usage_seen, "claimed": claimed, "reported": facts.folded.usage}
     for name in Usage.__struct_fields__:
-        found = {whose: getattr(said, name, None) for whose, said in words.items()}
+        found = {source: getattr(usage, name, None) for source, usage in usages.items()}
         if name.endswith("_tokens") and (found["reported"] or 0) > (found["claimed"] or 0):
             del found["claimed"]
-        sources[name] = next((whose for whose, value in found.items() if value is not None), "unknown")
+        sources[name] = next((source for source, value in found.items() if value is not None), "unknown")
         values[name] = found.get(sources[name])
     return Usage(**values), sources
 
 
-def _claims(facts: RunState, meta: RunMetadata, outcome: Outcome, git_diff: str | None) -> dict[str, Json]:
-    """Return the members of the child's receipt that differ from what was seen, or that the contract does not have."""
-    claim = facts.claim
-    if claim is None:
-        return {}
-    claims: dict[str, Json] = {
-        name: getattr(claim.meta, name)
-        for name in RunMetadata.__struct_fields__
-        if getattr(claim.meta, name) != getattr(meta, name)
+def _claims(
+    facts: RunState, claim: Receipt, meta: RunMetadata, outcome: Outcome, git_diff: str | None
+) -> dict[str, Json]:
+    """Return the members of the host's receipt that differ from what was seen, or that the contract does not have."""
+    theirs, counted = claim.verification, facts.usage_seen
+    usage = {name: (getattr(claim.usage, name), getattr(counted, name, None)) for name in Usage.__struct_fields__}
+    members: dict[str, Json] = {
+        "backend": msgspec.to_builtins(claim.backend) if claim.backend != facts.backend else None,
+        "receipt_sha256": claim.receipt_sha256,
+        "outcome": claim.outcome if claim.outcome != outcome else None,
+        "usage": {name: told for name, (told, seen) in usage.items() if None not in (told, seen) and told != seen},
+        "git_diff": _brief(theirs.git_diff) if theirs.git_diff != git_diff else None,
+        "git_status": _brief(theirs.git_status) if theirs.git_diff != git_diff else None,
+        "fields": {name: value for name, value in facts.claim_raw.items() if name not in _TYPED_FIELDS},
     }
-    if claim.backend != facts.backend:
-        claims["backend"] = msgspec.to_builtins(claim.backend)
-    if claim.receipt_sha256 is not None:
-        claims["receipt_sha256"] = claim.receipt_sha256
-    if claim.outcome != outcome:
-        claims["outcome"] = claim.outcome
-    counters = (
-        (name, getattr(claim.usage, name), getattr(facts.usage_seen, name, None)) for name in Usage.__struct_fields__
-    )
-    if other := {name: told for name, told, seen in counters if None not in (told, seen) and told != seen}:
-        claims["usage"] = other
-    if claim.verification.git_diff not in (None, git_diff):
-        claims["git_diff"] = _brief(claim.verification.git_diff)
-    if claim.verification.git_status is not None and claim.verification.git_diff != git_diff:
-        claims["git_status"] = _brief(claim.verification.git_status)
-    fields = {name: value for name, value in facts.claim_raw.items() if name not in _TYPED_FIELDS}
-    if fields:
-        claims["fields"] = fields
-    return claims
+    ours = msgspec.structs.asdict(meta)
+    differing = {name: value for name, value in msgspec.structs.asdict(claim.meta).items() if value != ours[name]}
+    return differing | {name: value for name, value in members.items() if value}
 
 
-def _brief(text: str) -> Json:
-    """A claimed text, or its size and hash where nobody would read it."""
-    if len(text) <= CLAIM_CHARS_MAX:
+def _brief(text: str | None) -> Json:
+    """Return a claimed text, or size and hash of a long one."""
+    if text is None or len(text) <= CLAIM_CHARS_MAX:
         return text
     return {"bytes": len(text.encode()), "sha256": canonical.sha256_hex(text.encode())}
 
 
 def reconcile(claimed: Set[str], changed: set[str]) -> dict[str, Json]:
-    """Compare the files the events named with the files the patch changes; empty when they agree."""
+    """Compare the files that events named with the files that the patch changes; empty if they are the same."""
     lists = {"claimed_only": sorted(claimed - changed), "unclaimed": sorted(changed - claimed)}
     return {
         name: paths[:NAMES_MAX] if len(paths) <= NAMES_MAX else [*paths[:NAMES_MAX], f"… {len(paths) - NAMES_MAX} more"]

@@ -31,12 +31,12 @@ def enforcement_of(state: RunState) -> Json:
     for name, rows in (("violations", violations(state) + shortfalls(state)), ("attempts", _attempts(state))):
         if rows:
             held[name] = rows
-    # A rule's pattern and a reason are the caller's and the host's words.
+    # A rule's pattern comes from the caller, and a reason from the host.
     return state.redactor.json(held)[0]
 
 
 def held_by(state: RunState, layers: Mapping[str, Layer] = _NO_LAYERS) -> dict[str, Json]:
-    """Return what holds the host, and the layer that holds each rule with what it leaves open.
+    """Return the host's sandbox, and the layer that enforces each rule, with its gap.
 
     Args:
         layers: list name → layer of its rules, beside the operating system; empty before the host has run.

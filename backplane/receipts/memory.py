@@ -291,8 +291,8 @@ def find(store: Store, name: str) -> Remembered:
     ids = [*(id for id in begun if id not in rows), *rows]
     if not ids:
         return _of_order(store, name.strip().lower()) or of_row(store, store.find(name))
-    only(name, ids)
-    return of_row(store, rows[ids[0]]) if ids[0] in rows else begun[ids[0]]
+    id = only(name, ids)
+    return of_row(store, rows[id]) if id in rows else begun[id]
 
 
 def _of_order(store: Store, name: str) -> Remembered | None:
@@ -307,8 +307,8 @@ def _of_order(store: Store, name: str) -> Remembered | None:
     ids = sorted({*rows, *begun})
     if not ids:
         return None
-    only(name, ids, "orders")
-    return begun[ids[0]] if ids[0] in begun else of_row(store, rows[ids[0]])
+    id = only(name, ids, "orders")
+    return begun[id] if id in begun else of_row(store, rows[id])
 
 
 def mentions(store: Store, run: Remembered, words: list[str]) -> bool:

@@ -12,10 +12,10 @@ from backplane.contract.receipt import Outcome, Receipt
 from backplane.errors import BackplaneError, from_code
 
 CAUSE_CHARS_MAX: Final = 2000
-"""Longest text of a cause: what a person reads on one screen."""
+"""Longest text of a cause: one screen."""
 
 STOPPED: Final = frozenset({"cancelled", "interrupted", "deadline", "idle", "budget", "max_turns"})
-"""Reasons of a run that a person or a limit ended: what was done until then counts as part of the work."""
+"""Reasons of a run that a person or a limit ended: the work until then is a part of the result."""
 
 _WITHOUT_FINAL: Final = ("refused", "host_exit", "protocol", "store")
 _RANK: Final[dict[str, int]] = {"failed": 0, "partial": 1, "complete": 2}
@@ -36,10 +36,10 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cause(error: BackplaneError) -> dict[str, Json]:
-    """Write down why a run did not complete, for `usage_raw.backplane.error`: code, fact, next step, last words.
+    """Return the receipt's member `error`: code, fact, next step and last words of a run that did not complete.
 
     Args:
-        error: without secrets already.
+        error: redacted.
     """
     texts = {"message": error.message, "hint": error.hint, "evidence": error.evidence}
     return {"code": error.foreign_code or error.code} | {
@@ -75,11 +75,11 @@ def _text(value: Json) -> str | None:
 
 
 def outcome_of(end: End, *, claimed: Outcome | None, accepted: int) -> Outcome:
-    """The outcome of a run: the child's, lowered but never raised by what was seen.
+    """Return the outcome of a run: the host's, which its end can lower and never raise.
 
     Args:
-        claimed: the outcome in the child's final; None when there was none.
-        accepted: events accepted from the child.
+        claimed: outcome in the host's receipt; None without a receipt.
+        accepted: number of events accepted from the host.
     """
     if end.reason in STOPPED:
         return "partial" if accepted else "failed"
@@ -95,5 +95,5 @@ def ends_in_final(end: End | None, error: BackplaneError | None) -> bool:
     assert end is not None, "the run has not ended"
     if end.reason in STOPPED or error is None:
         return end.reason not in _WITHOUT_FINAL
-    # The host's own word was good; its result breaks the policy, or could not be put into the files.
+    # The host had ended well; its result breaks the policy, or could not be applied.
     return end.reason == "partial" or error.code == "execution_workspace_error"

@@ -166,20 +166,20 @@ class Store:
             ConfigError: `config_invalid`: too short, not there, or several.
         """
         back = steps_back(run)
-        if back is not None:
-            own = (row for row in self.newest() if not self._is_check(row.run_id))
-            found = [*islice(own, back, back + 1)]
-            fact, hint = f"{run!r}: not so many receipts are stored", "backplane runs"
-        else:
+        if back is None:
             found = self.beginning(run)
-            only(run, [row.run_id for row in found])
             # An order of a queue has no run here until it is followed, and its id looks the same.
             fact, hint = (
                 f"no receipt of a run {run!r} is stored",
                 "backplane runs; a queue's order: backplane queue list",
             )
+        else:
+            own = (row for row in self.newest() if not self._is_check(row.run_id))
+            found = [*islice(own, back, back + 1)]
+            fact, hint = f"{run!r}: not so many receipts are stored", "backplane runs"
         if not found:
             raise ConfigError("config_invalid", fact, hint=hint)
+        only(run, [row.run_id for row in found])
         return found[0]
 
     def _is_check(self, run_id: str) -> bool:
@@ -463,11 +463,12 @@ def steps_back(name: str) -> int | None:
     return None if found is None else int(found[1] or 0)
 
 
-def only(name: str, ids: Sequence[str], kind: str = "runs") -> None:
-    """Raise ConfigError, `config_invalid`, if several ids begin with a name."""
+def only(name: str, ids: Sequence[str], kind: str = "runs") -> str:
+    """Return the only id that begins with a name. Raises ConfigError, `config_invalid`, if there are several."""
     if len(ids) > 1:
         shown = ", ".join(ids[:AMBIGUOUS_SHOWN]) + (" and more" if len(ids) > AMBIGUOUS_SHOWN else "")
         raise ConfigError("config_invalid", f"{name!r} begins several {kind}: {shown}", hint="give more of the id")
+    return ids[0]
 
 
 def _between(prefix: str) -> tuple[str, str, int]:
