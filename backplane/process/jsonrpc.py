@@ -14,6 +14,7 @@ import anyio.abc
 
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
+from backplane.process.aio import ending_signals
 from backplane.process.pipes import Pair
 from backplane.protocol.jsonrpc import (
     INTERNAL_ERROR,
@@ -54,6 +55,7 @@ class Pipe:
 
     Attributes:
         ended: set at the end of the input.
+        signal: number of the first signal that ended `serve`.
 
     Args:
         answer: answers requests, each in a task of its own.
@@ -86,6 +88,32 @@ class Pipe:
         self._asked: dict[Id, anyio.CancelScope] = {}
         self._asked_bytes = 0
         self.ended = anyio.Event()
+        self.signal: int | None = None
+
+    async def serve(self, *, again: Callable[[], None] | None = None) -> int | None:
+        """Run as the whole work of this process: until the input ends, or a signal cancels all open requests.
+
+        Args:
+            again: called at each further signal.
+
+        Returns:
+            The number of the signal; None at the end of the input.
+        """
+        async with anyio.create_task_group() as tasks:
+            work = anyio.CancelScope()
+            tasks.start_soon(self._watch_signals, work, again)
+            with work:
+                await self.run()
+            tasks.cancel_scope.cancel()
+        return self.signal
+
+    async def _watch_signals(self, work: anyio.CancelScope, again: Callable[[], None] | None) -> None:
+        with anyio.open_signal_receiver(*ending_signals()) as received:
+            async for number in received:
+                if self.signal is not None and again is not None:
+                    again()
+                self.signal = self.signal or int(number)
+                work.cancel()
 
     async def run(self) -> None:
         """Read until the input ends; then fail our open calls, and cancel the peer's open requests after `rest_s`."""

@@ -20,7 +20,6 @@ from backplane.contract.canonical import Json
 from backplane.contract.conversation import SessionFile, UserMessage
 from backplane.contract.events import Approval, ApprovalAnswered
 from backplane.errors import BackplaneError, ConfigError, unforeseen
-from backplane.process.aio import ending_signals
 from backplane.process.jsonrpc import Pipe
 from backplane.protocol.jsonrpc import (
     INTERNAL_ERROR,
@@ -97,7 +96,6 @@ class AcpAgent:
         self._opening = anyio.Lock()
         """Held while a session is opened, so that two requests cannot open the same one."""
         self._pipe: Pipe
-        self._signal: int | None = None
 
     async def serve(self, stdin: int, stdout: int) -> int | None:
         """Answer requests until stdin ends or a signal comes; then close all sessions.
@@ -107,23 +105,14 @@ class AcpAgent:
         """
         self._pipe = Pipe(stdout, stdin, answer=self._answer, hear=self._hear, strict=True, rest_s=REST_S)
         async with anyio.create_task_group() as tasks:
-            work = anyio.CancelScope()
-            tasks.start_soon(self._watch_signals, work)
             tasks.start_soon(self._end_with_editor)
-            with work:
-                await self._pipe.run()
+            number = await self._pipe.serve()
             tasks.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as closing:
                 for id in list(self._sessions):
                     closing.start_soon(self._close, id)
-        return self._signal
-
-    async def _watch_signals(self, work: anyio.CancelScope) -> None:
-        with anyio.open_signal_receiver(*ending_signals()) as received:
-            async for number in received:
-                self._signal = self._signal or int(number)
-                work.cancel()
+        return number
 
     async def _end_with_editor(self) -> None:
         """Stop all turns when the editor has closed its end."""

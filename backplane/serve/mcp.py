@@ -22,7 +22,7 @@ from backplane.contract.events import AgentEvent, AssistantMessage, Failed, RunC
 from backplane.contract.receipt import Receipt
 from backplane.contract.work import REPLAY, PolicyProfile, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackplaneError, ConfigError, PolicyError, unforeseen
-from backplane.process.aio import ending_signals, in_daemon
+from backplane.process.aio import in_daemon
 from backplane.process.jsonrpc import Pipe
 from backplane.protocol.jsonrpc import (
     INVALID_PARAMS,
@@ -141,8 +141,7 @@ class McpSession:
     def __init__(self, root: Path, settings_file: Path | None, environ: Mapping[str, str], version: str) -> None:
         self._root, self._file, self._environ, self._version = root.resolve(), settings_file, environ, version
         self._greeted = False
-        self._pipe: Pipe | None = None
-        self._signal: int | None = None
+        self._pipe: Pipe
         self._runs: list[Run] = []
         """The runs that have not ended."""
 
@@ -154,26 +153,15 @@ class McpSession:
         """
         self._validations = anyio.CapacityLimiter(VALIDATIONS_MAX)
         self._pipe = Pipe(stdout, stdin, answer=self._answer, hear=self._hear, strict=True, rest_s=REST_S)
-        async with anyio.create_task_group() as tasks:
-            work = anyio.CancelScope()
-            tasks.start_soon(self._heed, work)
-            with work:
-                await self._pipe.run()
-            tasks.cancel_scope.cancel()
-        return self._signal
+        return await self._pipe.serve(again=self._hurry)
 
-    async def _heed(self, work: anyio.CancelScope) -> None:
-        """Handle signals until all work has ended; a second signal makes the runs end faster."""
-        with anyio.open_signal_receiver(*ending_signals()) as received:
-            async for number in received:
-                if self._signal is not None:
-                    for run in self._runs:
-                        run.hurry()
-                self._signal = self._signal or int(number)
-                work.cancel()
+    def _hurry(self) -> None:
+        """End the runs faster, because of a second signal."""
+        for run in self._runs:
+            run.hurry()
 
     async def _hear(self, received: Notification) -> None:
-        if received.method == "notifications/cancelled" and self._pipe is not None:
+        if received.method == "notifications/cancelled":
             id = received.params.get("requestId")
             if isinstance(id, str | int) and not isinstance(id, bool):  # As a key of a dict, True equals 1.
                 self._pipe.drop(id)
@@ -225,13 +213,12 @@ class McpSession:
                             error = event.message if isinstance(event, Failed) else error
                             await tell(event)
                         tasks.cancel_scope.cancel()
-                if self._signal is not None or not await attempts.goes_on(run):
+                if self._pipe.signal is not None or not await attempts.goes_on(run):
                     break
         said = {**summary(run.stored, run.backend_id), "answer": _cut(answer), "error": error}
         return _result(said, is_error=run.stored.outcome == "failed")
 
     async def _end_with_client(self, run: Run) -> None:
-        assert self._pipe is not None
         await self._pipe.ended.wait()
         await anyio.sleep(RUN_REST_S)
         await run.cancel("the client said nothing more")
@@ -263,7 +250,7 @@ class McpSession:
         async def tell(event: AgentEvent) -> None:
             nonlocal sent
             line = _line(event)
-            if line is None or self._pipe is None or not isinstance(token, str | int) or isinstance(token, bool):
+            if line is None or not isinstance(token, str | int) or isinstance(token, bool):
                 return
             sent += 1
             params = {"progressToken": token, "progress": sent, "message": line}

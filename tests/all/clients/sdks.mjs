@@ -1,8 +1,8 @@
 // Asks a gateway by the vendors' JavaScript SDKs: one JSON task a line on stdin, one JSON answer a line on stdout.
 //
 // A task is {front, way, url, ask}. The way says which part of the SDK reads the answer: `whole`, `stream` (its
-// iterator), `helper` (its accumulator) or `loop` and `loop-stream` (its runner of tools). The answer has what the
-// SDK gave its user, in the script's words, or the name and words of the exception that it raised.
+// iterator), `helper` (its accumulator), `loop` and `loop-stream` (its runner of tools), `models` or `count`. The answer
+// has what the SDK gave its user, in the script's words, or the name and words of the exception that it raised.
 
 import readline from "node:readline";
 import Anthropic from "@anthropic-ai/sdk";
@@ -13,8 +13,8 @@ const KEY = "dummy";
 const MODEL = "m";
 const ROUNDS_MAX = 5;
 
-const openai = (url) => new OpenAI({ baseURL: `${url}/v1`, apiKey: KEY, maxRetries: 0 });
-const anthropic = (url) => new Anthropic({ baseURL: url, apiKey: KEY, maxRetries: 0 });
+const openai = (url, maxRetries = 0) => new OpenAI({ baseURL: `${url}/v1`, apiKey: KEY, maxRetries });
+const anthropic = (url, maxRetries = 0) => new Anthropic({ baseURL: url, apiKey: KEY, maxRetries });
 const google = (url) => new GoogleGenAI({ apiKey: KEY, httpOptions: { baseUrl: url } });
 
 const heard = (text, reasoning, calls, input, output, cacheRead, stop, more = {}) =>
@@ -61,7 +61,8 @@ async function chatStream(client, question) {
 }
 
 const chat = {
-  whole: async (url, ask) => chatHeard(await openai(url).chat.completions.create(chatQuestion(ask))),
+  models: async (url) => ({ names: (await collect(openai(url).models.list())).map((model) => model.id) }),
+  whole: async (url, ask) => chatHeard(await openai(url, ask.retries).chat.completions.create(chatQuestion(ask))),
   stream: (url, ask) => chatStream(openai(url),
     { ...chatQuestion(ask), stream: true, stream_options: { include_usage: true } }),
   helper: async (url, ask) => {
@@ -104,7 +105,8 @@ function responsesHeard(answer, more) {
 }
 
 const responses = {
-  whole: async (url, ask) => responsesHeard(await openai(url).responses.create(responsesQuestion(ask))),
+  models: async (url) => ({ names: [(await openai(url).models.retrieve(MODEL)).id] }),
+  whole: async (url, ask) => responsesHeard(await openai(url, ask.retries).responses.create(responsesQuestion(ask))),
   stream: async (url, ask) => {
     const events = await collect(await openai(url).responses.create({ ...responsesQuestion(ask), stream: true }));
     if (events.some((event, place) => event.sequence_number !== place)) throw new Error("events are numbered wrongly");
@@ -171,7 +173,12 @@ async function messagesStream(client, question) {
 }
 
 const messages = {
-  whole: async (url, ask) => messagesHeard(await anthropic(url).messages.create(messagesQuestion(ask))),
+  models: async (url) => ({ names: (await collect(anthropic(url).models.list())).map((model) => model.id) }),
+  count: async (url, ask) => {
+    const { max_tokens, ...question } = messagesQuestion(ask);
+    return { count: (await anthropic(url).messages.countTokens(question)).input_tokens };
+  },
+  whole: async (url, ask) => messagesHeard(await anthropic(url, ask.retries).messages.create(messagesQuestion(ask))),
   stream: (url, ask) => messagesStream(anthropic(url), messagesQuestion(ask)),
   helper: async (url, ask) => messagesHeard(await anthropic(url).messages.stream(messagesQuestion(ask)).finalMessage()),
   loop: (url, ask, stream) => loop(ask, async (run) => {
@@ -209,6 +216,11 @@ function geminiHeard(answers) {
 }
 
 const gemini = {
+  models: async (url) => ({ names: (await collect(await google(url).models.list())).map((model) => model.name) }),
+  count: async (url, ask) => {
+    const { config, ...question } = geminiQuestion(ask);
+    return { count: (await google(url).models.countTokens(question)).totalTokens };
+  },
   whole: async (url, ask) => geminiHeard([await google(url).models.generateContent(geminiQuestion(ask))]),
   stream: async (url, ask) =>
     geminiHeard(await collect(await google(url).models.generateContentStream(geminiQuestion(ask)))),

@@ -11,6 +11,7 @@ import json
 import random
 import shutil
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -233,3 +234,25 @@ def test_a_failed_response_is_no_answer(behind: tuple[ProtocolName, Gate], serve
     server.play(Turn(text="so far", fault=Fault(failure=Failure(message="as scripted")), times=None))
     answer = sdks.ask("openai_responses", "stream", gate)
     assert answer.get("error") or answer["stop"] == "failed", answer
+
+
+@pytest.mark.parametrize("front", PROTOCOLS)
+def test_models_and_counts_are_read(
+    behind: tuple[ProtocolName, Gate], server: ModelServer, front: ProtocolName, sdks: Sdks
+) -> None:
+    _, gate = behind
+    assert sdks.ask(front, "models", gate) == {"names": ["models/m" if front == "gemini_ai_studio" else "m"]}
+    if front not in OPENAI:
+        assert sdks.ask(front, "count", gate).get("count", 0) > 0
+
+
+@pytest.mark.parametrize("front", [front for front in PROTOCOLS if front != "gemini_ai_studio"])
+def test_a_sdk_waits_as_long_as_the_service_says_and_tries_again(
+    behind: tuple[ProtocolName, Gate], server: ModelServer, front: ProtocolName, sdks: Sdks
+) -> None:
+    _, gate = behind
+    limited = Turn(fault=Fault(status=429, headers={"retry-after": "1"}))
+    server.play([limited, Turn(text="now")])
+    begun = time.monotonic()
+    assert sdks.ask(front, "whole", gate, retries=1).get("text") == "now"
+    assert time.monotonic() - begun > 0.9
