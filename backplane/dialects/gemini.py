@@ -712,14 +712,15 @@ class StreamReader(BlockReader):
         if not self.began:
             self.began = True
             out.append(begun(_said(chunk, "responseId"), _said(chunk, "modelVersion")))
-        found = chunk.get("candidates")
-        for place, candidate in enumerate(found if type(found) is list else ()):
-            if type(candidate) is dict:
-                self._candidate(candidate, place, out)
+        # Before the parts, as another vendor's first event has the tokens of the request.
         usage = _said(chunk, "usageMetadata")
         if usage is not None and usage != self.usage:
             self.usage = usage
             out += self.count(camel(usage), "/usageMetadata")
+        found = chunk.get("candidates")
+        for place, candidate in enumerate(found if type(found) is list else ()):
+            if type(candidate) is dict:
+                self._candidate(candidate, place, out)
         self._note(chunk, HEAD, None, out)
         if not found and _said(chunk, "promptFeedback") is not None:
             out.append(ir.Stopped(stop="content_filter", at="/promptFeedback"))

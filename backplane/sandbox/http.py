@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 import socket
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -46,6 +47,9 @@ _OF_ONE_CONNECTION: Final = frozenset(
     )
 )
 """Headers that are not forwarded, because each connection has its own (RFC 9110, 7.6.1)."""
+
+_AMBIGUOUS: Final = re.compile(rb"(?<!\r)\n|\r[^\n]|\r\n[ \t]")
+"""Ends of lines that some servers take for none, and others for two (RFC 9112, 2.2 and 5.2)."""
 
 _LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
 """Headers of which a request with a body has at least one."""
@@ -92,6 +96,7 @@ class HttpClient:
 
     async def request(self) -> h11.Request | None:
         """Return the next request, before its body; None if the client has closed the connection."""
+        self._check_head()
         event = await self._next_event()
         if not isinstance(event, h11.Request):
             return None
@@ -158,4 +163,13 @@ class HttpClient:
             if self.http.they_are_waiting_for_100_continue:
                 await self.send(h11.InformationalResponse(status_code=100, headers=[]))
             self.http.receive_data(await receive(self.end, CHUNK_BYTES))
+            self._check_head()
         return event
+
+    def _check_head(self) -> None:
+        """Refuse a head that servers read in two ways, which h11 takes. Raises h11.RemoteProtocolError."""
+        if self.http.their_state is not h11.IDLE:
+            return
+        head = self.http.trailing_data[0].partition(b"\r\n\r\n")[0]
+        if _AMBIGUOUS.search(head):
+            raise h11.RemoteProtocolError("a line of the head has no end, or goes on in the next one")
