@@ -28,8 +28,8 @@ from backplane.agents.claude import start as claude_start
 from backplane.agents.claude.agent import HOOK_S
 from backplane.agents.codex import start as codex_start
 from backplane.agents.order import prompt_of
-from backplane.agents.program import Started
 from backplane.agents.rows import OPTIONS, agent_of, read_options
+from backplane.agents.start import AgentStart
 from backplane.contract import envelope as wire
 from backplane.contract.work import WorkOrder, WorkspaceSpec
 from backplane.host import Given
@@ -104,21 +104,22 @@ def bare(agent: str) -> Json:
     with ground() as (server, message), tempfile.TemporaryDirectory() as state:
         (argv, env), speak = anyio.run(ready, agent, server, message, Path(state))
         began = time.perf_counter()
-        with started(list(argv), env, message.work_order.workspace.root) as child:
+        with started(argv, env, message.work_order.workspace.root) as child:
             speak(child)
             first_request(server)
             return {"ms": (time.perf_counter() - began) * 1000, "cpu_ms": 0.0}
 
 
-async def ready(agent: str, server: ModelServer, message: wire.RunMessage, state: Path) -> tuple[Started, Speak]:
-    """The command that our host would start, and what says its words."""
-    run = Given(message, compile_policy(message.work_order.policy))
-    options: Any = read_options(str(HOSTS), agent, options_of(agent, server.url))
+async def ready(
+    agent: str, server: ModelServer, message: wire.RunMessage, state: Path
+) -> tuple[tuple[list[str], dict[str, str]], Speak]:
+    """The command that our host would start with its environment, and what says its words."""
+    run: Any = Given(message, compile_policy(message.work_order.policy))
+    begun = AgentStart(run, read_options(str(HOSTS), agent, options_of(agent, server.url)), str(state))
     if agent == "claude":
-        return claude_start.start(options, run, str(state)), functools.partial(speak_claude, text=prompt_of(run))
-    argv, env = codex_start.start(options, run, str(state))
-    thread = codex_start.thread_of(run, options, env)
-    return (argv, env), functools.partial(speak_codex, thread=thread, text=prompt_of(run))
+        return (claude_start.start(begun), begun.env), functools.partial(speak_claude, text=prompt_of(run))
+    argv = codex_start.start(begun)
+    return (argv, begun.env), functools.partial(speak_codex, thread=codex_start.thread_of(begun), text=prompt_of(run))
 
 
 def speak_claude(child: subprocess.Popen[bytes], text: str) -> None:

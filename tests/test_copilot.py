@@ -20,7 +20,6 @@ from tests import by_hand
 from tests.test_deltas import fold
 
 pytestmark = pytest.mark.anyio
-TOOLS = {"create": "write_file"}
 
 
 def take(reader: EventReader, kind: str, agent: str | None = None, **data: Any) -> list[AgentEvent]:
@@ -30,7 +29,7 @@ def take(reader: EventReader, kind: str, agent: str | None = None, **data: Any) 
 
 @pytest.fixture
 def reader() -> EventReader:
-    return EventReader(lambda: "2026-11-23T00:00:00.000Z", "/work", TOOLS)
+    return EventReader(lambda: "2026-11-23T00:00:00.000Z", "/work")
 
 
 def test_words_of_a_request_that_broke_are_taken_back(reader: EventReader) -> None:

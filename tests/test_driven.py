@@ -9,8 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
-from backplane.agents.order import found, own_settings, server_rows
+from backplane.agents.order import own_settings, server_rows
 from backplane.agents.program import with_words
+from backplane.agents.rows import AgentRow
+from backplane.agents.start import AgentStart
 from backplane.contract import envelope as wire
 from backplane.contract.work import RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import BackendError, BackplaneError, ConfigError
@@ -107,8 +109,11 @@ def test_a_setting_that_an_agent_would_not_understand_is_a_fault_of_the_order(ow
     [("/opt/none/it", "npm install it"), ("/tmp/none/it", "npm install it"), ("none-it", "npm install it")],
 )
 def test_a_program_that_is_not_there_is_told_with_what_to_do(program: str, fix: str) -> None:
+    run: Any = given()
+    start = AgentStart(run, AgentRow(program=program, install="npm install it"), "/none")
+    start.env["PATH"] = "/usr/bin"
     with pytest.raises(BackendError) as caught:
-        found(program, "npm install it", {"PATH": "/usr/bin"})
+        start.find_program()
     assert fix in (caught.value.hint or "")
 
 

@@ -22,13 +22,12 @@ from tests import by_hand
 from tests.test_deltas import fold
 
 pytestmark = pytest.mark.anyio
-TOOLS = {"Write": "write_file", "Bash": "bash"}
 STEP = {"finishReason": "end_turn", "rawFinishReason": "stop"}
 
 
 @pytest.fixture
 def reader() -> EventReader:
-    return EventReader(lambda: "2026-11-24T00:00:00.000Z", "/work", TOOLS)
+    return EventReader(lambda: "2026-11-24T00:00:00.000Z", "/work")
 
 
 def take(reader: EventReader, kind: str, **data: Any) -> list[AgentEvent]:
@@ -248,14 +247,15 @@ def test_a_step_that_follows_a_broken_one_makes_it_good(reader: EventReader) -> 
 async def test_without_its_library_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
-    from backplane.agents.kimi import start
+    from backplane.agents.kimi.start import start
     from backplane.agents.rows import AgentRow
+    from backplane.agents.start import AgentStart
     from backplane.errors import BackendError
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     run: Any = SimpleNamespace(order=WorkOrder("work"))
     with pytest.raises(BackendError) as error:
-        start.require_effect(run, AgentRow(program="kimi", drive="kimi"))
+        start(AgentStart(run, AgentRow(program="kimi", drive="kimi"), str(tmp_path)))
     assert ".[kimi]" in (error.value.hint or "")
 
 

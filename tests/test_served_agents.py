@@ -17,12 +17,13 @@ pytestmark = pytest.mark.usefixtures("no_child_left")
 
 HOST = """
 import sys
+from backplane.agents.rows import AgentRow
 from backplane.contract.capability import NATIVE
 from backplane.host import Host, Deferred, main
 
 main(
     Host(id="served", capabilities={"streaming": NATIVE}),
-    Deferred("backplane.agents.program:drive", "served_agent", sys.argv[1]),
+    Deferred("backplane.agents.program:drive", "served_agent", AgentRow(program=sys.argv[1])),
 )
 """
 
@@ -30,38 +31,44 @@ START = """
 import sys
 from backplane.errors import ConfigError
 
-def start(way, run, state):
+def start(begun):
+    way = begun.row.program
     if way == "refuses":
         raise ConfigError("config_invalid", "not such an order")
     said = "sorted(map(int, os.listdir('/proc/self/fd')))" if way == "lists" else "os.getpid()"
+    begun.env = {}
     # Without what the suite puts into a Python of this environment, which holds a descriptor of its own.
-    return (sys.executable, "-S", "-c", f"import os; print({said}, flush=True); input()"), {}
+    return (sys.executable, "-S", "-c", f"import os; print({said}, flush=True); input()")
 """
 
 AGENT = """
 import os
 import anyio
+from backplane.agents.agent import Agent as BaseAgent, Ending
+from backplane.agents.order import RunSpec
+from backplane.agents.reader import EventReader
 from backplane.errors import ConfigError
-from backplane.host import Done
 
-class Turn:
-    def __init__(self, way, run, child): self.way, self.run, self.child = way, run, child
-    async def cancel(self): self.run.scope.cancel()
-    async def more(self, text): pass
-    async def interrupt(self): pass
-    async def go(self):
-        await anyio.wait_readable(self.child.stdout)
-        await self.run.message(os.read(self.child.stdout, 99).decode().strip())
-        if self.way == "waits":
-            await anyio.sleep_forever()
-        return Done()
+class Agent(BaseAgent):
+    def __init__(self, session, begun):
+        super().__init__(session, EventReader(session.run.now, session.root))
+        self.begun = begun
 
-class Agent:
-    @staticmethod
-    def speak(way, run, child, begun):
-        if way == "fails":
+    @classmethod
+    def spec(cls, begun):
+        if begun.row.program == "fails":
             raise ConfigError("config_invalid", "the order is not done")
-        return Turn(way, run, child)
+        return RunSpec(prompt="work")
+
+    async def run(self):
+        await anyio.sleep_forever()
+
+    async def say(self, words):
+        await anyio.wait_readable(self.begun.child.stdout)
+        await self.session.run.message(os.read(self.begun.child.stdout, 99).decode().strip())
+        if self.begun.row.program == "waits":
+            await anyio.sleep_forever()
+        return Ending()
 """
 
 

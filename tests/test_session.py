@@ -9,10 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
+from backplane.agents.agent import Agent as BaseAgent
+from backplane.agents.agent import Ending, failed, silent
 from backplane.agents.order import RunSpec
 from backplane.agents.reader import EventReader
-from backplane.agents.session import Agent as BaseAgent
-from backplane.agents.session import AgentRun, Ending, failed, silent
+from backplane.agents.session import AgentRun
 from backplane.agents.structured import AnswerSchema
 from backplane.contract.canonical import Json
 from backplane.contract.capability import NATIVE
@@ -60,7 +61,7 @@ class Agent(BaseAgent):
         self.said.append(words)
         answer = self.answers.pop(0)
         if not answer:
-            return silent("backend_unavailable")
+            return silent(acted=False)
         await self.session.hear(Notification("text", {"text": answer}))
         if answer == WAITS:
             await self.stopped.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import sys
@@ -20,15 +19,19 @@ from backplane.protocol.lines import LINE_BYTES_MAX, strict
 
 COMMAND: Final = shlex.join((sys.executable, "-I", "-S", hook.__file__))
 """Command that an agent starts as a hook; the variable `hook.SOCKET` names the socket."""
-READ_S: Final = 30.0
-"""Seconds for a question to arrive completely; the hook program writes it at once."""
-ASKED_MAX: Final = 64
-"""Maximum questions that are answered at the same time; others wait."""
 PATH_BYTES_MAX: Final = 100
 """Maximum bytes of a socket's path: macOS takes 103, Linux 107."""
 
 Answer = Callable[[dict[str, Any]], Awaitable[Json]]
 """Answers a question; None denies the call."""
+
+
+def hook_answer(refused: str | None) -> Json:
+    """Return the answer that allows a call, or denies it for a reason."""
+    body = {"permissionDecision": "allow", "permissionDecisionReason": ""}
+    if refused is not None:
+        body = {"permissionDecision": "deny", "permissionDecisionReason": f"policy_denied: {refused}"}
+    return {"hookSpecificOutput": {"hookEventName": "PreToolUse", **body}}
 
 
 class Hooked:
@@ -39,7 +42,6 @@ class Hooked:
             fact = f"hooks need a socket, and {path[:200]!r} is too long for one"
             raise BackendError("backend_unavailable", fact, hint="set TMPDIR to a shorter path")
         self._path, self._answer = path, answer
-        self._room = anyio.Semaphore(ASKED_MAX)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Answer questions until cancelled."""
@@ -48,23 +50,17 @@ class Hooked:
             await listener.serve(self._take)
 
     async def _take(self, line: anyio.abc.SocketStream) -> None:
+        """Answer one question; a line that is none gets no answer, and its call is denied."""
+        data = bytearray()
         try:
-            async with self._room, line:
-                said = await _read(line)
-                answer = await self._answer(said) if said is not None else None
+            async with line:
+                async for piece in line:
+                    data += piece
+                    if len(data) > LINE_BYTES_MAX:
+                        return
+                said = strict(bytes(data))
+                answer = await self._answer(said) if isinstance(said, dict) else None
                 if answer is not None:
                     await line.send(msgspec.json.encode(answer))
-        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return  # The hook program has ended.
-
-
-async def _read(line: anyio.abc.SocketStream) -> dict[str, Any] | None:
-    data = bytearray()
-    with anyio.move_on_after(READ_S), contextlib.suppress(ValueError, RecursionError):
-        while len(data) <= LINE_BYTES_MAX:
-            try:
-                data += await line.receive()
-            except anyio.EndOfStream:
-                value = strict(bytes(data))
-                return value if isinstance(value, dict) else None
-    return None
+        except (OSError, ValueError, RecursionError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return  # The hook program has ended, or wrote no JSON.

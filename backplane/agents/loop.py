@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
+from backplane.agents.agent import Agent as BaseAgent
+from backplane.agents.agent import Ending, limited
 from backplane.agents.gate import ToolRequest
 from backplane.agents.order import (
     RunSpec,
@@ -28,8 +30,7 @@ from backplane.agents.order import (
 )
 from backplane.agents.program import first_of
 from backplane.agents.reader import EventReader, counts_of
-from backplane.agents.session import Agent as BaseAgent
-from backplane.agents.session import AgentRun, Ending, limited
+from backplane.agents.session import AgentRun
 from backplane.config import child_environment
 from backplane.contract import receipt
 from backplane.contract.canonical import Json

@@ -1,29 +1,27 @@
-"""Reads what every agent needs from an order: conversation, folders, environment, MCP servers, prompt, schema, limits.
+"""Reads what any agent needs from an order: conversation, settings, MCP servers, prompt, images, schema, limits.
 
-Each agent's own `start` and `agent` pass it to the agent.
+`start.AgentStart` has these facts for an agent with a program of its own.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
-from backplane.agents.rows import KEY_PROXY, STATE, AgentRow, McpServer
+from backplane.agents.rows import KEY_PROXY, McpServer
 from backplane.contract import conversation as said
 from backplane.contract import pictures
 from backplane.contract.canonical import Json
 from backplane.dialects import ir
 from backplane.dialects.history import neutral
 from backplane.errors import BackendError, ConfigError
-from backplane.upstream.cost import Price, micros, read_price
+from backplane.upstream.cost import Price, micros
 
 if TYPE_CHECKING:
     from backplane.agents.structured import AnswerSchema
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 """Pattern of a conversation's id, which becomes part of a path."""
 
 # The conversation -----------------------------------------------------------------------------------------------------
@@ -62,58 +60,13 @@ def read_conversation(run: Given) -> Continuation:
         asked = msgspec.convert({} if said is None else said, Continuation)
         if asked.resume is not None and asked.fork is not None:
             raise ValueError("resume and fork exclude each other")
-        wrong = [id for id in (asked.resume, asked.fork) if id is not None and not _ID.fullmatch(id)]
+        wrong = [id for id in (asked.resume, asked.fork) if id is not None and not ID.fullmatch(id)]
         if wrong:
             raise ValueError(f"{wrong[0][:80]!r} is no id of a conversation")
     except ValueError as error:
         fix = 'one of {"keep": true}, {"resume": ID}, {"fork": ID}'
         raise ConfigError("config_invalid", f"config.vendor.abp.session: {error}", hint=fix) from error
     return asked
-
-
-class AgentFolders(msgspec.Struct, frozen=True):
-    """Folders of the agent's state in this run."""
-
-    state: str
-    """Folder of this run alone, removed at its end."""
-    config: str | None
-    """Folder of the agent's configuration and conversations; None for the user's own."""
-
-
-def folders_of(run: Given, state: str, *, own: bool) -> AgentFolders:
-    """Return the folders of the agent's state.
-
-    Args:
-        state: the folder of this run alone.
-        own: True to use the user's own configuration.
-    """
-    kept = os.environ.get(STATE) if read_conversation(run).kept else None
-    return AgentFolders(state, None if own else os.path.join(kept or state, "config"))
-
-
-def place_of(run: Given, state: str, *, own: bool, conversations: str) -> AgentFolders:
-    """Make the folders, and check that the requested conversation exists.
-
-    Args:
-        state: an empty folder.
-        own: see `folders_of`.
-        conversations: pattern of a conversation's file below the configuration, with `{}` for its id.
-
-    Raises:
-        ConfigError: `config_invalid`, there is no such conversation.
-        BackendError: `capability_unsupported`, there is no folder for conversations.
-    """
-    os.mkdir(os.path.join(state, "tmp"))
-    asked, place = read_conversation(run), folders_of(run, state, own=own)
-    if place.config is None:
-        return place
-    if asked.kept and not os.environ.get(STATE):
-        raise BackendError("capability_unsupported", "there is no folder that conversations could be kept in")
-    os.makedirs(place.config, exist_ok=True)
-    if asked.wanted is not None and not any(Path(place.config).glob(conversations.format(asked.wanted))):
-        fix = 'run with config.vendor.abp.session = {"keep": true} first; its event names the id'
-        raise ConfigError("config_invalid", f"no conversation {asked.wanted} is kept here", hint=fix)
-    return place
 
 
 def behind_key_proxy() -> bool:
@@ -135,60 +88,6 @@ def without_version(base_url: str | None) -> str | None:
     return None if base_url is None else _VERSION.sub("", base_url)
 
 
-def environment_of(
-    run: Given, place: AgentFolders, own: Mapping[str, str | None], quiet: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Return the environment of the agent's program: the user's variables, overridden by ours, then by the order's.
-
-    Args:
-        own: variables that override the user's; None leaves one unchanged.
-        quiet: variables that are set only if the user has not set them.
-    """
-    env = {**(quiet or {}), **os.environ, "TMPDIR": os.path.join(place.state, "tmp")}
-    env |= {name: value for name, value in own.items() if value is not None}
-    for name in (STATE, KEY_PROXY):
-        env.pop(name, None)
-    return env | run.order.config.env
-
-
-def keep_name(place: AgentFolders, id: str, root: str) -> None:
-    """Store a kept conversation's id and folder, for an agent whose own files do not have them.
-
-    For such an agent, `KEPT` is the pattern of conversations.
-
-    Raises:
-        BackendError: `capability_unsupported`, an order could not name this id.
-    """
-    if not _ID.fullmatch(id):
-        raise BackendError("capability_unsupported", f"the agent's conversation has an odd id: {id[:80]!r}")
-    if place.config is not None:
-        path = os.path.join(place.config, KEPT.format(id))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(root)
-
-
-KEPT: Final = "conversations/{}"
-
-
-def require_same_folder(run: Given, place: AgentFolders) -> None:
-    """Refuse to continue a conversation in another folder than the one that `keep_name` stored.
-
-    Raises:
-        BackendError: `capability_unsupported`, the run is in a copy, which is removed after it.
-        ConfigError: `config_invalid`, the run is in another folder.
-    """
-    asked, spec = read_conversation(run), run.order.workspace
-    if asked.kept and spec.mode != "pass_through":
-        fact = "this agent's conversations stay with the folder they began in, and a copy of it is gone after the run"
-        raise BackendError("capability_unsupported", fact, hint="work in place (mode pass_through)")
-    if asked.wanted is not None and place.config is not None:
-        with open(os.path.join(place.config, KEPT.format(asked.wanted)), encoding="utf-8") as file:
-            began = file.read()
-        if began != spec.root:
-            raise ConfigError("config_invalid", f"the conversation {asked.wanted} began in {began}, and stays there")
-
-
 def require_price(run: Given, prices: object, model: str = "the model") -> None:
     """Refuse a budget if the model has no price. Raises ConfigError: `config_invalid`."""
     if run.order.config.max_budget_usd is not None and prices is None:
@@ -202,22 +101,6 @@ def require_price(run: Given, prices: object, model: str = "the model") -> None:
 def hook_events(run: Given) -> set[Json]:
     """Return the events of the order's hooks; a `post_tool` hook sees results before the model does."""
     return {row.get("event") for row in run.order.abp("hooks") or () if isinstance(row, dict)}
-
-
-def require_able(run: Given, row: AgentRow) -> None:
-    """Refuse an order that needs more than its agent can do, before a process is started.
-
-    Raises:
-        BackendError: `capability_unsupported`.
-    """
-    facts = {
-        "config.vendor.abp.session": read_conversation(run).kept and not row.sessions,
-        "a hook after tools": "post_tool" in hook_events(run) and "hooks_post_tool_use" not in row.capabilities,
-    }
-    for name, has_none in facts.items():
-        if has_none:
-            fact = f"{name} would have no effect: this agent has nothing for it"
-            raise BackendError("capability_unsupported", fact, hint="leave it out, or take another backend")
 
 
 def own_settings(run: Given, agent: str, known: Collection[str]) -> dict[str, Any]:
@@ -280,17 +163,6 @@ def server_rows(
 def toml(text: str) -> str:
     """Return a text as a TOML string; every JSON string is one."""
     return msgspec.json.encode(text).decode()
-
-
-def found(program: str, install: str, env: Mapping[str, str]) -> str:
-    """Return the program's path. Raises BackendError: `backend_unavailable`, it is not found."""
-    # A relative folder of PATH could hold a program of the workspace.
-    folders = filter(os.path.isabs, env.get("PATH", os.defpath).split(os.pathsep))
-    path = shutil.which(program, path=os.pathsep.join(folders))
-    if path is None:
-        fix = f"install it: {install}" if install else 'name its path: options = { program = "PATH" }'
-        raise BackendError("backend_unavailable", f"{program} is not found or not executable", hint=fix)
-    return path
 
 
 # What the agent is given ----------------------------------------------------------------------------------------------
@@ -402,27 +274,3 @@ def with_images(run: Given, words: str, block: Callable[[str, str], Json]) -> Js
         raise BackendError("capability_unsupported", fact, hint="give the picture itself")
     blocks = [block(str(image.media_type), str(image.data)) for image in images]
     return [{"type": "text", "text": words}, *blocks] if blocks else words
-
-
-def spec_in_words(run: Given, row: AgentRow, block: Callable[[str, str], Json]) -> RunSpec:
-    """Return the order for an agent that gets a schema as text in the prompt; the host enforces the limits.
-
-    Args:
-        block: see `with_images`.
-
-    Raises:
-        BackendError: `backend_context_length`, or see `with_images`.
-        ConfigError: `config_invalid`.
-    """
-    shape = shape_of(run)
-    words = "\n\n".join([prompt_of(run), *([shape.request()] if shape is not None else [])])
-    return RunSpec(
-        prompt=with_images(run, words, block),
-        silence_s=row.silence_s,
-        conversation=read_conversation(run),
-        shape=shape,
-        price=None if row.prices is None else read_price(row.prices, "options.prices"),
-        labels=row.labels,
-        budget_micros=budget_of(run),
-        turns_max=run.order.config.max_turns,
-    )

@@ -1,30 +1,21 @@
-"""Starts an agent's program for one run, with a folder for its state; ends the program, and removes the folder.
-
-The vendor's `agent` talks to the program while it runs.
-"""
+"""Runs an agent's program for one order: a folder for its state, the program, the conversation with it, and the end."""
 
 from __future__ import annotations
 
 import importlib
 import re
 import tempfile
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 import anyio
-import msgspec
 
-from backplane.agents.order import read_conversation
 from backplane.agents.rows import AgentRow
+from backplane.agents.start import AgentStart
 from backplane.errors import BackendError, BackplaneError
 from backplane.host import Done, HostRun
 from backplane.process.child import Child, open_child
 from backplane.process.launch import StartCommand
-
-if TYPE_CHECKING:
-    from backplane.agents.session import AgentRun
-
-Started = tuple[tuple[str, ...], dict[str, str]]
-"""A command and its environment."""
 
 CANCEL_SHARE: Final = 0.5
 """Share of the run's grace period for the agent to end its turn; the rest is for its program."""
@@ -43,21 +34,13 @@ _CONTROLS: Final = re.compile(
 """Matches a terminal's escape sequences, and other characters that are no text."""
 
 
-class BegunProgram(msgspec.Struct, frozen=True):
-    """The start of an agent's program: the folder for its state, and its environment."""
-
-    state: str
-    env: dict[str, str]
-
-
-async def drive(run: HostRun, package: str, options: AgentRow) -> Done:
+async def drive(run: HostRun, package: str, row: AgentRow) -> Done:
     """Start the agent's program, run the order, and remove the program and its state.
 
     Args:
-        package: the vendor's. Its `start` has `start(options, run, state)`, which returns the command and environment,
-            given an empty folder for the state; its `agent`, loaded while the program loads, has the class `Agent`,
-            whose `speak(options, run, child, begun)` returns the run.
-        options: a row of the host's table, overridden by a backend's options.
+        package: the vendor's. Its `start` has `start(begun)`, which completes the environment and returns the command;
+            its `agent`, loaded while the program loads, has the class `Agent`.
+        row: a row of the host's table, overridden by a backend's options.
     """
     if run.order.config.max_turns == 0:
         await run.carry("turn", {"stop_reason": "max_turns"}, "the limit of 0 turns (max_turns)")
@@ -66,31 +49,33 @@ async def drive(run: HostRun, package: str, options: AgentRow) -> Done:
         await run.error("the limit of 0 USD (max_budget_usd)", "policy_denied")
         return Done(outcome="partial")
     with tempfile.TemporaryDirectory(prefix="backplane-agent-", ignore_cleanup_errors=True) as state:
-        started: Started = importlib.import_module(f"{package}.start").start(options, run, state)
-        argv, env = started
-        async with open_child(StartCommand(argv=argv, env=env, cwd=run.order.workspace.root)) as child:
+        begun = AgentStart(run, row, state)
+        argv: Sequence[str] = importlib.import_module(f"{package}.start").start(begun)
+        async with open_child(StartCommand(argv=tuple(argv), env=begun.env, cwd=begun.root)) as child:
+            begun.child = child
             try:
                 agent = importlib.import_module(f"{package}.agent").Agent
-                session: AgentRun = agent.speak(options, run, child, BegunProgram(state, env))
+                run_of = importlib.import_module("backplane.agents.session").AgentRun
+                session = run_of(run, agent.spec(begun), lambda session: agent(session, begun))
                 run.on_cancel, run.on_input, run.on_interrupt = session.cancel, session.more, session.interrupt
-                return await session.go()
+                done: Done = await session.go()
+                return done
             except BaseExceptionGroup as group:
                 if getattr(first_of(group), "code", "") == "backend_crashed":
                     await child.wait(EXIT_S)  # A program closes its output a moment before it ends.
                 raise with_words(group, child) from group
             finally:
-                if leaves_something(run, options):
+                if leaves_something(begun):
                     with anyio.CancelScope(shield=True):
                         await child.stop(grace_s=max(min(run.grace_s * CANCEL_SHARE - LADDER_S, STOP_GRACE_S), 0.1))
 
 
-def leaves_something(run: HostRun, options: AgentRow) -> bool:
+def leaves_something(begun: AgentStart) -> bool:
     """Return True if the program must end by itself: it may still write its conversation, or end its MCP servers.
 
     All else of its state is removed with this run, so the program is killed; its own end would take some 60 ms.
     """
-    servers = options.mcp_servers or run.order.abp("mcp_servers")
-    return bool(options.own_state or servers or read_conversation(run).kept)
+    return bool(begun.is_kept or begun.row.mcp_servers or begun.run.order.abp("mcp_servers"))
 
 
 def first_of(error: BaseException) -> BaseException:

@@ -42,7 +42,7 @@ class EventReader:
     Args:
         now: returns the time of an event.
         root: the workspace's folder; paths below it are reported relative to it.
-        tools: the agent's names of tools → the contract's.
+        tools: names of tools in place of `TOOLS`.
         shows: True if hooks see results before they are reported.
     """
 
@@ -50,13 +50,17 @@ class EventReader:
     """Kind of a message → method that reads it."""
     SILENT: ClassVar[tuple[str, ...]] = ()
     """Prefixes of kinds that are ignored: they do not concern the work, or repeat another message."""
+    TOOLS: ClassVar[Mapping[str, str]] = {}
+    """The agent's names of tools → the contract's."""
+    OF_MODEL: ClassVar[tuple[str, ...]] = ()
+    """Kinds of a model's own messages; those of a sub-agent are no answer of the run."""
     QUIET: ClassVar[tuple[tuple[str, ...], ...]] = ()
     """Groups of words; a warning that contains a whole group is not reported."""
 
     def __init__(
         self, now: Callable[[], str], root: str, tools: Mapping[str, str] | None = None, *, shows: bool = False
     ) -> None:
-        self._make, self._root, self._tools = EventFactory(now, root), root, tools or {}
+        self._make, self._root, self._tools = EventFactory(now, root), root, tools or self.TOOLS
         self.price: Price | None = None
         self.spent = Spent()
         """Tokens and cost of the run so far; empty if the agent itself holds the limits."""
@@ -68,6 +72,8 @@ class EventReader:
         self.text = ""
         """The last message."""
         self.failure: TurnFailure | None = None
+        self.is_retry = False
+        """True if the last message reported a request that failed and is repeated."""
         self.resets_at: float | None = None
         """Unix time at which the service takes requests again, from the agent's last report of a limit, if any."""
         self._pieces: list[str] = []
@@ -75,6 +81,8 @@ class EventReader:
         """Characters of `_pieces`, the pieces of an answer that are in no message yet."""
         self._of: str | None = None
         """Id of the message that the pieces belong to."""
+        self._thought_ids: set[Json] = set()
+        """Ids of thoughts whose pieces were reported."""
 
     def begin(self) -> None:
         """Begin another turn: reset what its outcome depends on."""
@@ -90,7 +98,11 @@ class EventReader:
         """Return the events of one message; a message of an unknown kind is kept unchanged."""
         return self._read(message.method, message.params)
 
-    def _read(self, kind: str, data: dict[str, Any]) -> list[AgentEvent]:
+    def _read(self, kind: str, data: dict[str, Any], subagent: Json = None) -> list[AgentEvent]:
+        """Read a message of this kind; `subagent` is the id of the sub-agent that it is about."""
+        if subagent is not None and kind in self.OF_MODEL:
+            is_part = kind.endswith(("delta", "updated"))
+            return [] if is_part else [self._make.kept(f"{kind} of a sub-agent", data)]
         read = self.READS.get(kind)
         if read is not None:
             return read(self, data)
@@ -131,11 +143,19 @@ class EventReader:
         chars, self._chars, self._pieces = self._chars, 0, []
         return chars
 
-    def _thoughts(self, text: Json) -> list[AgentEvent]:
+    def _thoughts(self, text: Json, of: Json = None) -> list[AgentEvent]:
+        """Report a piece of a thought; `of` is the thought's id, if it comes again as a whole."""
+        self._thought_ids.add(of)
         return [self._make.thought(text)] if isinstance(text, str) and text else []
+
+    def _whole_thought(self, text: Json, of: Json, **more: str) -> list[AgentEvent]:
+        """Report a whole thought, unless its pieces were reported."""
+        is_new = of not in self._thought_ids and isinstance(text, str) and text
+        return [self._make.thought(str(text), **more)] if is_new else []
 
     def _retried(self, words: str, **body: Json) -> list[AgentEvent]:
         """Report that the model request is repeated; the pieces of its answer so far do not count."""
+        self.is_retry = True
         if self._chars:
             body["taken_back"] = self._clear()
         return [self._make.carried("retry", body, f"the model is asked again: {words[:200]}")]

@@ -8,29 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
-import anyio.abc
 import msgspec
 
 from backplane.agents.acp.log import FAILURES_MAX, LOOK_S, FailedRequest, log_reader
 from backplane.agents.acp.reader import AcpCall, EventReader, read_usage
+from backplane.agents.agent import STOPPED, Ending, ended_by_itself, failed, id_of, require_version, silent
+from backplane.agents.agent import Agent as BaseAgent
 from backplane.agents.events import is_count, mapping, mappings
 from backplane.agents.gemini.record import Record, home_of
-from backplane.agents.order import Continuation, RunSpec, folders_of, keep_name, server_rows, snippets
-from backplane.agents.program import BegunProgram
-from backplane.agents.rows import AgentRow
-from backplane.agents.session import STOPPED, WORDS_CHARS_MAX, AgentRun, Ending, failed, id_of, silent
-from backplane.agents.session import Agent as BaseAgent
+from backplane.agents.order import RunSpec, snippets
+from backplane.agents.session import AgentRun
+from backplane.agents.start import AgentStart
 from backplane.contract.canonical import Json
+from backplane.dialects.ir import TokenCounts
 from backplane.errors import BackendError, ConfigError
-from backplane.host import Given, HostRun
 from backplane.protocol.jsonrpc import Notification, Request, RpcError
-
-if TYPE_CHECKING:
-    from backplane.dialects.ir import TokenCounts
-    from backplane.process.child import Child
 
 PROTOCOL_VERSION: Final = 1
 OFFER: Final = {
@@ -66,15 +61,13 @@ class Agent(BaseAgent):
     login_code = -32000
     reader: EventReader
 
-    def __init__(self, session: AgentRun, row: AgentRow, child: Child, begun: BegunProgram) -> None:
-        self.row, run = row, session.run
-        self.place = folders_of(run, begun.state, own=row.own_state)
-        self.record = Record(home_of(self.place.config)) if row.usage == "record" else None
-        servers, name_of = server_rows(run, row.mcp_servers).keys(), session.gate.name_of
-        reader = EventReader(run.now, session.root, row.tools, record=self.record, servers=servers, name_of=name_of)
-        super().__init__(session, reader)
-        self.reader.is_history = session.spec.conversation.wanted is not None
-        self.pipe, self._child = session.pipe(child, self, hear=self._hear), child
+    def __init__(self, session: AgentRun, begun: AgentStart) -> None:
+        row, run = begun.row, session.run
+        self.record = Record(home_of(begun.config)) if row.usage == "record" else None
+        names: dict[str, Any] = {"servers": begun.servers().keys(), "name_of": session.gate.name_of}
+        super().__init__(session, EventReader(run.now, session.root, row.tools, record=self.record, **names))
+        self.reader.is_history = begun.conversation.wanted is not None
+        self.connect(begun)
         self._log: Callable[[], list[FailedRequest]] = list
         """Returns the failed requests that are new in the agent's log."""
         self._failures, self._failed_s = 0, 0.0
@@ -86,41 +79,44 @@ class Agent(BaseAgent):
         """Result of the last prompt."""
 
     @classmethod
-    def spec(cls, row: AgentRow, run: HostRun) -> RunSpec:
+    def spec(cls, begun: AgentStart) -> RunSpec:
         """Return the order, with its context as blocks of the protocol."""
-        spec = super().spec(row, run)
+        spec = super().spec(begun)
         shape = [] if spec.shape is None else [text_block(spec.shape.request())]
         pictures = [block for block in mappings(spec.prompt) if block["type"] == "image"]
-        turns_max = spec.turns_max if row.usage == "record" else None
-        return msgspec.structs.replace(spec, prompt=[*prompt_of(run), *shape, *pictures], turns_max=turns_max)
+        turns_max = spec.turns_max if begun.row.usage == "record" else None
+        return msgspec.structs.replace(spec, prompt=[*prompt_of(begun), *shape, *pictures], turns_max=turns_max)
 
     @staticmethod
     def image(media_type: str, data: str) -> Json:
         return {"type": "image", "mimeType": media_type, "data": data}
+
+    async def hear(self, message: Notification) -> None:
+        """Read an update, after the log if a failed request there means that earlier text does not count."""
+        if self.begun.row.asks_anew:
+            await self._read_log()
+        await self.session.hear(message)
 
     # Opening ----------------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Agree on the protocol, open the session, and set its mode and model."""
         self._said = await self.must("initialize", OFFER)
-        version = self._said.get("protocolVersion")
-        if version != PROTOCOL_VERSION:
-            raise BackendError("protocol_version_mismatch", f"the agent speaks protocol version {version}, not 1")
+        require_version(self._said.get("protocolVersion"), PROTOCOL_VERSION)
         blocks = mappings(self.session.spec.prompt)
         if any(block.get("type") == "image" for block in blocks) and not self._can("promptCapabilities", "image"):
             raise BackendError("capability_unsupported", "this agent says that it takes no pictures")
-        asked = self.session.spec.conversation
-        session = await self._open_session(asked)
-        if asked.kept:
-            keep_name(self.place, session.id, self.session.root)
+        row, asked = self.begun.row, self.begun.conversation
+        session = await self._open_session()
+        self.begun.keep_name(session.id)
         await self.session.announce(session.id, agent=self._said.get("agentInfo"), kept=asked.kept)
         await self._set(session)
         if self.record is not None:
             self.record.id = session.id
             await self._history_over()
             self.record.skip()
-        if self.row.failed_request:
-            self._log = log_reader(self.row, self.place.config, session.id, lambda: self._child.stderr_tail)
+        if row.failed_request:
+            self._log = log_reader(row, self.begun.config, session.id, lambda: self.begun.child.stderr_tail)
             self.session.tasks.start_soon(self._watch_log)
         self._id, self.reader.is_history = session.id, False
 
@@ -131,25 +127,26 @@ class Agent(BaseAgent):
             seen = self.reader.left_out
             await anyio.sleep(HISTORY_S)
 
-    async def _open_session(self, asked: Continuation) -> AcpSession:
-        servers = servers_of(self.session.run, self.row)
+    async def _open_session(self) -> AcpSession:
+        servers = servers_of(self.begun)
         if any("url" in server for server in servers) and not self._can("mcpCapabilities", "http"):
             raise BackendError("capability_unsupported", "this agent reaches no MCP server by its address")
         params: dict[str, Json] = {"cwd": self.session.root, "mcpServers": servers}
-        if asked.wanted is None:
-            said = await self.must("session/new", params)
-            id_of(said.get("sessionId"), "session/new", "session")
-            return read_session(said)
-        return await self._resume(asked, asked.wanted, params)
+        if (wanted := self.begun.conversation.wanted) is not None:
+            return await self._resume(wanted, params)
+        said = await self.must("session/new", params)
+        id_of(said.get("sessionId"), "session/new", "session")
+        return read_session(said)
 
-    async def _resume(self, asked: Continuation, id: str, params: dict[str, Json]) -> AcpSession:
+    async def _resume(self, id: str, params: dict[str, Json]) -> AcpSession:
         """Resume a conversation; the agent may replay its history before it answers."""
-        word = "fork" if asked.fork is not None else "resume"
-        method = self._resuming(fork=asked.fork is not None)
+        is_fork = self.begun.conversation.fork is not None
+        method = self._resuming(fork=is_fork)
         if method is None:
+            word = "fork" if is_fork else "resume"
             raise BackendError("capability_unsupported", f"this agent says that it cannot {word} a conversation")
-        if self.record is not None and self.place.config is not None:
-            id = self.record.copy(id) if asked.fork is not None else id
+        if self.record is not None and self.begun.config is not None:
+            id = self.record.copy(id) if is_fork else id
             self.record.claim(id, self.session.root)
         reply = await self.pipe.call(method, {"sessionId": id, **params}, timeout_s=self.answer_s)
         said = mapping(reply.result) | ({} if method == "session/fork" else {"sessionId": id})
@@ -160,7 +157,7 @@ class Agent(BaseAgent):
 
     def _resuming(self, *, fork: bool) -> str | None:
         """Return the method that resumes or forks a conversation; None if the agent announced none."""
-        if fork and (self.record is None or self.place.config is None):
+        if fork and (self.record is None or self.begun.config is None):
             return "session/fork" if self._can("sessionCapabilities", "fork") else None
         if self._can("sessionCapabilities", "resume"):
             return "session/resume"
@@ -175,12 +172,11 @@ class Agent(BaseAgent):
 
     async def _set(self, session: AcpSession) -> None:
         """Set the row's mode and the order's model. Raises BackendError."""
-        mode = self.row.mode
+        mode, model, named = self.begun.row.mode, self.begun.model, self.begun.row.model_by
         if mode and mode in session.modes and session.mode != mode:
-            fault = await self._change(session, "session/set_mode", modeId=mode)
+            fault = await self.call("session/set_mode", sessionId=session.id, modeId=mode)
             if fault is not None:
                 raise BackendError("capability_unsupported", f"the agent's mode cannot be set: {fault.message}")
-        model, named = self.session.run.order.config.model or self.row.model, self.row.model_by
         if model is not None and named.variable is None and not named.arguments:
             await self._set_model(session, model)
 
@@ -188,27 +184,18 @@ class Agent(BaseAgent):
         offers = {one: ("session/set_model", {"modelId": one}) for one in session.models}
         for one in session.options.get("model", ()):
             offers[one] = ("session/set_config_option", {"configId": "model", "value": one})
-        is_configured = self.row.config is not None and self.row.config.model is not None
-        if model == session.model or (is_configured and not offers):
+        configuration = self.begun.row.config
+        if model == session.model or (configuration is not None and configuration.model is not None and not offers):
             return
         if model not in offers:
             offered = ", ".join([*offers][:20]) or "none by name"
             raise BackendError("backend_model_not_found", f"the agent has no model {model!r}", hint=f"it has {offered}")
         method, params = offers[model]
-        fault = await self._change(session, method, **params)
+        fault = await self.call(method, sessionId=session.id, **params)
         if fault is not None:
             raise BackendError("backend_model_not_found", f"the model {model!r} cannot be set: {fault.message}")
 
-    async def _change(self, session: AcpSession, method: str, **params: Json) -> RpcError | None:
-        return (await self.pipe.call(method, {"sessionId": session.id, **params}, timeout_s=self.answer_s)).fault
-
     # Its log ----------------------------------------------------------------------------------------------------------
-
-    async def _hear(self, message: Notification) -> None:
-        """Read an update, after the log if a failed request there means that earlier text does not count."""
-        if self.row.asks_anew:
-            await self._read_log()
-        await self.session.hear(message)
 
     async def _watch_log(self) -> None:
         while True:
@@ -220,7 +207,7 @@ class Agent(BaseAgent):
         heard_s = self.session.silence.heard_s
         failures = self._log()
         # Make the events before any `await`: text that arrives during one belongs to the next answer.
-        events = [self.reader.failed_request(one.words, asks_anew=self.row.asks_anew) for one in failures]
+        events = [self.reader.failed_request(one.words, asks_anew=self.begun.row.asks_anew) for one in failures]
         for failure, event in zip(failures, events, strict=True):
             self._failures = self._failures + 1 if self._failed_s == heard_s else 1
             self._failed_s = heard_s
@@ -270,18 +257,16 @@ class Agent(BaseAgent):
         if reason == "refusal":
             return failed("backend_content_filtered", "the model refused to go on")
         if not is_over:
-            return Ending(outcome="partial", note=f"the agent stopped by itself: {reason[:WORDS_CHARS_MAX]}")
-        return (
-            Ending(text=reader.text) if reader.spoke else silent(None if reader.ever_acted else "backend_unavailable")
-        )
+            return ended_by_itself(reason)
+        return Ending(text=reader.text) if reader.spoke else silent(acted=reader.ever_acted)
 
     def _count(self, usage: TokenCounts | None) -> None:
-        if self.row.usage not in ("chunks", "record"):
+        if self.begun.row.usage not in ("chunks", "record"):
             self.reader.count(usage)
 
     def _used(self) -> TokenCounts | None:
         """Return the tokens of the turn from this agent's message; None if that counts only a part of the turn."""
-        where = self.row.usage
+        where = self.begun.row.usage
         is_whole = where == "turn" or (where == "last_call" and not self.reader.acted)
         usage = self._result.get("usage") or mapping(self._result.get("_meta")).get("usage")
         return read_usage(usage) if is_whole else None
@@ -311,19 +296,19 @@ class Agent(BaseAgent):
 # The order in the protocol's words ------------------------------------------------------------------------------------
 
 
-def prompt_of(run: Given) -> list[Json]:
+def prompt_of(begun: AgentStart) -> list[Json]:
     """Return the order's snippets and files, then the task, as blocks of a message."""
+    order = begun.run.order
     named = [
-        {"type": "resource_link", "uri": Path(run.order.workspace.root, path).as_uri(), "name": path}
-        for path in run.order.context.files
+        {"type": "resource_link", "uri": Path(begun.root, path).as_uri(), "name": path} for path in order.context.files
     ]
-    return [*map(text_block, snippets(run)), *named, text_block(run.order.task)]
+    return [*map(text_block, snippets(begun.run)), *named, text_block(order.task)]
 
 
-def servers_of(run: Given, row: AgentRow) -> list[Json]:
+def servers_of(begun: AgentStart) -> list[dict[str, Json]]:
     """Return the MCP servers in the protocol's form, where a mapping is a list of pairs."""
-    made: list[Json] = []
-    for name, server in server_rows(run, row.mcp_servers).items():
+    made: list[dict[str, Json]] = []
+    for name, server in begun.servers().items():
         given = {"args": [], "env": {}} if "command" in server else {"type": "http", "headers": {}}
         made.append({"name": name, **{member: _pairs(value) for member, value in {**given, **server}.items()}})
     return made

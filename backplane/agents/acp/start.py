@@ -12,80 +12,53 @@ from typing import Any
 
 import msgspec
 
-from backplane.agents.order import (
-    KEPT,
-    asked_at,
-    behind_key_proxy,
-    environment_of,
-    found,
-    own_settings,
-    place_of,
-    require_able,
-    require_price,
-    require_same_folder,
-    without_version,
-)
-from backplane.agents.program import Started
+from backplane.agents.order import behind_key_proxy, own_settings, require_price, without_version
 from backplane.agents.rows import BASE_URL, AgentRow, Config, past_proxies
+from backplane.agents.start import KEPT, AgentStart
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError, ConfigError
-from backplane.host import HostRun
 
 
-def require_effect(run: HostRun, profile: AgentRow) -> None:
-    """Refuse an order that this agent cannot carry out, before its program is started.
-
-    Raises:
-        BackendError: `capability_unsupported`.
-        ConfigError: `config_invalid`, an unknown member of the order, or a budget without prices.
-    """
+def start(begun: AgentStart) -> list[str]:
+    """Return the command for an order, and set its environment. Raises ConfigError, BackendError."""
+    run, row, address = begun.run, begun.row, begun.address
     own_settings(run, run.host.id, ())
     limits = {"max_budget_usd": run.order.config.max_budget_usd, "abp.budget_tokens": run.order.abp("budget_tokens")}
     limited = [name for name, limit in limits.items() if limit is not None]
-    if limited and profile.usage not in ("chunks", "record") and not behind_key_proxy():
+    if limited and row.usage not in ("chunks", "record") and not behind_key_proxy():
         why = "this agent does not tell what each call takes, and no key_proxy sees it"
         raise BackendError("capability_unsupported", f"{limited[0]} would have no effect: {why}", hint="leave it out")
-    require_able(run, profile)
-    require_price(run, profile.prices)
-
-
-def start(profile: AgentRow, run: HostRun, state: str) -> Started:
-    """Return the command and environment for an order, and make its folders. Raises ConfigError, BackendError."""
-    require_effect(run, profile)
-    place = place_of(run, state, own=profile.own_state, conversations=KEPT)
-    if profile.in_place:
-        require_same_folder(run, place)
-    address = asked_at(profile.base_url)
-    if profile.adds_version:
+    require_price(run, row.prices)
+    begun.prepare(KEPT)
+    if row.in_place:
+        begun.require_same_folder()
+    if row.adds_version:
         address = without_version(address)
     # This process's environment is meant for the agent: keys, addresses, the order's variables.
-    env = variables_of(profile, environment_of(run, place, {}), address)
-    if profile.own_server is not None:
-        env |= past_proxies(env, profile.own_server)
-    program = found(profile.program, profile.install, env)
-    if place.config is not None:
-        for variable, folder in profile.home.items():
-            env[variable] = os.path.join(place.config, folder)
+    env = begun.env = variables_of(row, begun.env, address)
+    if row.own_server is not None:
+        env |= past_proxies(env, row.own_server)
+    if begun.config is not None:
+        for variable, folder in row.home.items():
+            env[variable] = os.path.join(begun.config, folder)
             os.makedirs(env[variable], exist_ok=True)
-        for name, content in profile.files.items():
-            path = Path(place.config, name)
+        for name, content in row.files.items():
+            path = Path(begun.config, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(_at(address, content), encoding="utf-8")
-    model = run.order.config.model or profile.model
-    arguments = profile.arguments
-    if model is not None and profile.model_by.arguments:
-        arguments = (*arguments, *profile.model_by.arguments, model)
-    if model is not None and profile.model_by.variable:
-        env[profile.model_by.variable] = model
-    if profile.config is not None:
-        configuration = configured(profile.config, env.get(profile.config.variable), model)
-        if profile.config.shows_images and run.order.abp("images"):
-            let_see(configuration, configuration.get(profile.config.model or ""))
-        env[profile.config.variable] = _at(address, msgspec.json.encode(configuration).decode())
-    return (program, *(_at(address, word) for word in arguments)), env
+    words = [_at(address, word) for word in row.arguments]
+    if begun.model is not None:
+        words += [*row.model_by.arguments, begun.model] if row.model_by.arguments else []
+        env |= {row.model_by.variable: begun.model} if row.model_by.variable else {}
+    if row.config is not None:
+        configuration = configured(row.config, env.get(row.config.variable), begun.model)
+        if row.config.shows_images and run.order.abp("images"):
+            let_see(configuration, configuration.get(row.config.model or ""))
+        env[row.config.variable] = _at(address, msgspec.json.encode(configuration).decode())
+    return [begun.find_program(), *words]
 
 
-def variables_of(profile: AgentRow, env: Mapping[str, str], address: str | None) -> dict[str, str]:
+def variables_of(row: AgentRow, env: Mapping[str, str], address: str | None) -> dict[str, str]:
     """Return the environment with the variables of the agent's row; only an address in the environment has precedence.
 
     Args:
@@ -94,12 +67,12 @@ def variables_of(profile: AgentRow, env: Mapping[str, str], address: str | None)
     Raises:
         ConfigError: `config_invalid`, the environment names another address than that of the key's proxy.
     """
-    addresses = {name for name, value in profile.env.items() if BASE_URL in value}
+    addresses = {name for name, value in row.env.items() if BASE_URL in value}
     named = sorted(addresses & env.keys())
     if named and behind_key_proxy():
         fact = f"{named[0]} names an address of the model's service, of which the key proxy knows nothing"
         raise ConfigError("config_invalid", fact, hint="with key_proxy name it by options = { base_url = … }")
-    own = {name: value for name, value in profile.env.items() if name not in addresses or (address and name not in env)}
+    own = {name: value for name, value in row.env.items() if name not in addresses or (address and name not in env)}
     return {name: _at(address, value) for name, value in {**env, **own}.items()}
 
 

@@ -6,12 +6,13 @@ when no input waits, no sub-agent works and the agent is idle.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
-import anyio.abc
 import msgspec
 
+from backplane.agents.agent import Agent as BaseAgent
+from backplane.agents.agent import Ending, failed, limited, silent
 from backplane.agents.claude import answers
 from backplane.agents.claude.answers import Question
 from backplane.agents.claude.peer import WITHDRAWAL, ControlPeer
@@ -19,18 +20,12 @@ from backplane.agents.claude.reader import STRUCTURED, EventReader, TurnResult
 from backplane.agents.claude.start import ALIASES, TOOLS
 from backplane.agents.events import mapping, mappings
 from backplane.agents.gate import ToolRequest
-from backplane.agents.order import RunSpec, hook_events, prompt_of, with_images
-from backplane.agents.program import BegunProgram
-from backplane.agents.rows import AgentRow
-from backplane.agents.session import Agent as BaseAgent
-from backplane.agents.session import AgentRun, Ending, failed, limited, silent
+from backplane.agents.order import RunSpec, prompt_of, with_images
+from backplane.agents.session import AgentRun
+from backplane.agents.start import AgentStart
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.host import HostRun
 from backplane.protocol.jsonrpc import Notification, Request, RpcError
-
-if TYPE_CHECKING:
-    from backplane.process.child import Child
 
 SETTLE_S: Final = 1.0
 """Seconds to wait after a result for the agent's report that it is idle; without one it counts as idle then."""
@@ -60,16 +55,16 @@ class Agent(BaseAgent):
     withdrawn = RpcError(0, "", gone=True)  # No answer at all: the interrupt ends the request.
     reader: EventReader
 
-    def __init__(self, session: AgentRun, row: AgentRow, child: Child, begun: BegunProgram) -> None:
+    def __init__(self, session: AgentRun, begun: AgentStart) -> None:
         super().__init__(session, EventReader(session.run.now, session.root, TOOLS))
-        self.pipe = session.pipe(child, self, hear=self.hear, peer=ControlPeer())
+        self.connect(begun, ControlPeer())
         self._withheld: str | None = None
         """Why the model may get no more results; None if it may."""
 
     @classmethod
-    def spec(cls, row: AgentRow, run: HostRun) -> RunSpec:
+    def spec(cls, begun: AgentStart) -> RunSpec:
         """Return the order for a program that itself enforces the limits and the schema."""
-        words, spec = with_images(run, prompt_of(run), cls.image), super().spec(row, run)
+        words, spec = with_images(begun.run, prompt_of(begun.run), cls.image), super().spec(begun)
         return msgspec.structs.replace(spec, prompt=words, again=AGAIN, budget_micros=None, turns_max=None)
 
     @staticmethod
@@ -94,7 +89,7 @@ class Agent(BaseAgent):
 
     async def open(self) -> None:
         """Register the hooks, and wait until the program confirms that a failed hook blocks."""
-        hooks = answers.wanted(hook_events(self.session.run), answer_s=HOOK_S)
+        hooks = answers.wanted(self.begun.hooks, answer_s=HOOK_S)
         # Otherwise a conversation keeps the system prompt of its first run, even if a later order has another.
         if not answers.blocks(await self.must("initialize", {"hooks": hooks, "systemPromptSnapshot": False})):
             fact = "this version of Claude Code does not confirm that a failed hook blocks the call (onFailure)"
@@ -116,7 +111,7 @@ class Agent(BaseAgent):
         return True
 
     async def stop(self) -> bool:
-        await self.pipe.call("interrupt", {}, timeout_s=self.answer_s)
+        await self.call("interrupt")
         return True
 
     async def _result(self, number: int) -> TurnResult | None:
@@ -147,7 +142,7 @@ class Agent(BaseAgent):
         if result.raw.get("stop_reason") == "refusal":
             return failed("backend_content_filtered", "the model refused to go on")
         if not result.text and result.structured is None:
-            return silent(None if self.reader.acted else "backend_unavailable")
+            return silent(acted=self.reader.acted)
         # If the model answers in text, that is the answer.
         is_text = result.structured is None
         return Ending(text=result.text if is_text else msgspec.json.encode(result.structured).decode())
@@ -201,12 +196,11 @@ class Agent(BaseAgent):
         """Ask the user the agent's questions; return the answers."""
         said: dict[str, str] = {}
         for row in mappings(mapping(question.input).get("questions")):
-            words = str(row.get("question"))
-            options = tuple(one.get("label") for one in mappings(row.get("options")))
-            is_answered, text = await self.session.ask_person(words, options)
+            options = (one.get("label") for one in mappings(row.get("options")))
+            is_answered, text = await self.session.ask_person(row.get("question"), options)
             if not is_answered:
                 return answers.deny(question, text)
-            said[words] = text
+            said[str(row.get("question"))] = text
         return answers.allow(question, {**mapping(question.input), "answers": said})
 
     def raw(self) -> dict[str, Json]:

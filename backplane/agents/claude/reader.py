@@ -78,7 +78,6 @@ class EventReader(BaseReader):
         self.results: list[TurnResult] = []
         self.refused = False
         """True if we made the last result, because the agent repeats a request that its service refuses."""
-        self._streamed: set[str] = set()
         self._open: str | None = None
         """Id of the message that the model streams; None without one."""
         self._begun = -1
@@ -167,12 +166,10 @@ class EventReader(BaseReader):
     def _delta(self, message: dict[str, Any]) -> list[AgentEvent]:
         delta = mapping(message["event"].get("delta"))
         kind = delta.get("type")
-        if self._open is not None:
-            self._streamed.add(f"{self._open} {kind}")
         if kind == "signature_delta" and delta.get("signature"):
             return [self._make.thought("", signature=str(delta["signature"]))]
         if kind == "thinking_delta":
-            return self._thoughts(delta.get("thinking"))
+            return self._thoughts(delta.get("thinking"), self._open)
         return self._piece(delta.get("text"), self._open or self._of or "") if kind == "text_delta" else []
 
     def _broken(self, id: str) -> list[AgentEvent]:
@@ -228,11 +225,9 @@ class EventReader(BaseReader):
         if parent is not None:
             body = {"parent_tool_use_id": parent, kind: text}
             return [self._make.carried("task", body, "words of a sub-agent")] if text else []
-        if not text or (kind == "thinking" and f"{id} thinking_delta" in self._streamed):
-            return []
         if kind == "thinking":
-            return [self._make.thought(text, signature=str(block.get("signature") or ""))]
-        return self._message(text)
+            return self._whole_thought(text, id, signature=str(block.get("signature") or ""))
+        return self._message(text) if text else []
 
     # Tools ------------------------------------------------------------------------------------------------------------
 

@@ -10,21 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from backplane.agents.order import (
-    AgentFolders,
-    asked_at,
-    environment_of,
-    found,
-    own_settings,
-    place_of,
-    read_conversation,
-    server_rows,
-    without_version,
-)
-from backplane.agents.program import Started
-from backplane.agents.rows import AgentRow
+from backplane.agents.order import without_version
+from backplane.agents.start import AgentStart
 from backplane.errors import ConfigError
-from backplane.host import Given
 
 TOOLS: Final = {
     "Read": "read_file", "Write": "write_file", "Edit": "edit_file", "Bash": "bash", "Glob": "glob", "Grep": "grep",
@@ -55,39 +43,38 @@ EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 """Efforts that the program knows; it ignores any other value and only logs it."""
 
 
-def start(options: AgentRow, run: Given, state: str) -> Started:
-    """Return the command and environment for an order. Raises ConfigError, BackendError."""
-    place = place_of(run, state, own=options.own_state, conversations="projects/*/{}.jsonl")
+def start(begun: AgentStart) -> list[str]:
+    """Return the command for an order, and set its environment. Raises ConfigError, BackendError."""
     own = {
         **QUIET,
-        "CLAUDE_CODE_TMPDIR": os.path.join(place.state, "tmp"),
-        "CLAUDE_CONFIG_DIR": place.config,
-        "ANTHROPIC_BASE_URL": without_version(asked_at(options.base_url)),
-        "ANTHROPIC_API_KEY": os.environ.get(options.key_env or ""),
+        "CLAUDE_CODE_TMPDIR": os.path.join(begun.state, "tmp"),
+        "CLAUDE_CONFIG_DIR": begun.config,
+        "ANTHROPIC_BASE_URL": without_version(begun.address),
+        "ANTHROPIC_API_KEY": begun.key,
     }
-    if place.config is not None and not os.path.exists(os.path.join(place.config, ".claude.json")):
-        write(place.config, ".claude.json", MIGRATED)
-    env = environment_of(run, place, own)
-    env.pop("CLAUDECODE", None)
-    return (found(options.program, options.install, env), *arguments(run, options, place)), env
+    begun.prepare("projects/*/{}.jsonl", own)
+    begun.env.pop("CLAUDECODE", None)
+    if begun.config is not None and not os.path.exists(os.path.join(begun.config, ".claude.json")):
+        write(begun.config, ".claude.json", MIGRATED)
+    return [begun.find_program(), *arguments(begun)]
 
 
-def arguments(run: Given, options: AgentRow, place: AgentFolders) -> list[str]:
+def arguments(begun: AgentStart) -> list[str]:
     """Return the program's arguments for the order."""
-    order, asked, own = run.order, read_conversation(run), own_settings(run, "claude", SETTINGS)
+    order, asked, own = begun.run.order, begun.conversation, begun.settings(tuple(SETTINGS))
     if own.get("effort") not in (None, *EFFORTS):
         fact = f"config.vendor.claude.effort is {own['effort'][:80]!r}"
         raise ConfigError("config_invalid", fact, hint=f"known are {', '.join(EFFORTS)}")
-    servers = server_rows(run, options.mcp_servers, local={"type": "stdio"}, remote={"type": "http"})
+    servers = begun.servers(local={"type": "stdio"}, remote={"type": "http"})
     schema = order.abp("output_schema")
     given = {
-        "--tools": ",".join(offered(run)),
-        "--settings": write(place.state, "settings.json", settings_of(run)),
+        "--tools": ",".join(offered(begun)),
+        "--settings": write(begun.state, "settings.json", settings_of(begun)),
         # The workspace's own settings could start programs without approval.
         "--setting-sources": "user",
-        "--add-dir": order.workspace.root,
-        "--mcp-config": write(place.state, "servers.json", {"mcpServers": servers}) if servers else None,
-        "--model": order.config.model,
+        "--add-dir": begun.root,
+        "--mcp-config": write(begun.state, "servers.json", {"mcpServers": servers}) if servers else None,
+        "--model": begun.model,
         "--max-turns": order.config.max_turns,
         "--max-budget-usd": order.config.max_budget_usd,
         "--json-schema": None if schema is None else msgspec.json.encode(schema).decode(),
@@ -96,19 +83,19 @@ def arguments(run: Given, options: AgentRow, place: AgentFolders) -> list[str]:
     }
     made = [*ARGUMENTS, *(word for name, value in given.items() if value is not None for word in (name, str(value)))]
     made += ["--fork-session"] if asked.fork else []
-    return made if asked.kept or options.own_state else [*made, "--no-session-persistence"]
+    return made if begun.is_kept else [*made, "--no-session-persistence"]
 
 
-def offered(run: Given) -> list[str]:
+def offered(begun: AgentStart) -> list[str]:
     """Return the tools that the model is offered: all but those that the policy forbids by name."""
-    root, by_name = run.order.workspace.root, ("allowed_tools", "disallowed_tools")
-    rulings = [(tool, run.policy.decide_tool_call(tool, {}, root=root, aliases=ALIASES)) for tool in OFFERED]
+    policy, by_name = begun.run.policy, ("allowed_tools", "disallowed_tools")
+    rulings = [(tool, policy.decide_tool_call(tool, {}, root=begun.root, aliases=ALIASES)) for tool in OFFERED]
     return [tool for tool, one in rulings if one.allowed != "deny" or one.rule is None or one.rule.name not in by_name]
 
 
-def settings_of(run: Given) -> dict[str, Any]:
+def settings_of(begun: AgentStart) -> dict[str, Any]:
     """Return the policy as the agent's own settings: a second check only, as its patterns differ from ours."""
-    profile = run.policy.profile
+    profile = begun.run.policy.profile
     deny = [f"Read({pattern})" for pattern in profile.deny_read]
     deny += [f"Edit({pattern})" for pattern in profile.deny_write]
     deny += [f"WebFetch(domain:{host})" for host in profile.deny_network if host.replace(".", "").isalnum()]

@@ -7,32 +7,28 @@ of every command, our hook asks.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
-import anyio.abc
 import msgspec
 
 from backplane.agents import hook
+from backplane.agents.agent import Agent as BaseAgent
+from backplane.agents.agent import Ending, failed, id_of
 from backplane.agents.calls import OpenCall
 from backplane.agents.codex import answers
 from backplane.agents.codex.reader import EventReader, TurnEnd
 from backplane.agents.codex.start import needs_hook, thread_of
 from backplane.agents.events import is_count, mapping, mappings
-from backplane.agents.hooked import Hooked
-from backplane.agents.order import require_price, server_rows
-from backplane.agents.program import BegunProgram
-from backplane.agents.rows import AgentRow
-from backplane.agents.session import Agent as BaseAgent
-from backplane.agents.session import AgentRun, Ending, failed, id_of
+from backplane.agents.hooked import Hooked, hook_answer
+from backplane.agents.order import require_price
+from backplane.agents.session import AgentRun
+from backplane.agents.start import AgentStart
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
-from backplane.protocol.jsonrpc import Notification, Request, RpcError
+from backplane.protocol.jsonrpc import Request, RpcError
 from backplane.upstream.prices import price_of
 from backplane.upstream.rewrites import is_strict
-
-if TYPE_CHECKING:
-    from backplane.process.child import Child
 
 OFFER: Final[dict[str, Any]] = {
     "clientInfo": {"name": "backplane", "version": "0.1.0"},
@@ -49,29 +45,20 @@ class Agent(BaseAgent):
 
     reader: EventReader
 
-    def __init__(self, session: AgentRun, row: AgentRow, child: Child, begun: BegunProgram) -> None:
-        run, env = session.run, begun.env
-        super().__init__(session, EventReader(run.now, session.root))
-        self.pipe = session.pipe(child, self, hear=self.hear)
-        self.hooked = Hooked(env[hook.SOCKET], self._hook) if needs_hook(run, row) else None
-        self._opening, schema = thread_of(run, row, env), run.order.abp("output_schema")
-        self._turn_members: dict[str, Json] = {}
-        if isinstance(schema, dict) and is_strict(schema):
-            self._turn_members["outputSchema"] = schema
-        self._servers = server_rows(run, row.mcp_servers).keys()
-        self._is_kept = session.spec.conversation.kept or row.own_state
-        self._is_listed = row.own_state or row.base_url == "https://api.openai.com/v1"
+    def __init__(self, session: AgentRun, begun: AgentStart) -> None:
+        super().__init__(session, EventReader(session.run.now, session.root))
+        self.connect(begun)
+        self.hooked = Hooked(begun.env[hook.SOCKET], self._hook) if needs_hook(begun) else None
+        self._opening, schema = thread_of(begun), session.run.order.abp("output_schema")
+        is_sent = isinstance(schema, dict) and is_strict(schema)
+        self._turn_members: dict[str, Json] = {"outputSchema": schema} if is_sent else {}
+        self._is_listed = begun.row.own_state or begun.row.base_url == "https://api.openai.com/v1"
         """True if the model's list price applies, because the service is the vendor's own."""
         self._model = ""
 
     @staticmethod
     def image(media_type: str, data: str) -> Json:
         return {"type": "image", "url": f"data:{media_type};base64,{data}"}
-
-    async def hear(self, message: Notification) -> None:
-        # A failed request that is retried is no sign of life.
-        is_sign = message.method != "error" or message.params.get("willRetry") is not True
-        await self.session.hear(message, is_sign=is_sign)
 
     # Opening ----------------------------------------------------------------------------------------------------------
 
@@ -90,13 +77,14 @@ class Agent(BaseAgent):
         spec = self.session.spec
         self.reader.price = spec.price or (price_of(self._model) if self._is_listed else None)
         require_price(self.session.run, self.reader.price, repr(self._model))
-        more = {"version": thread.get("cliVersion"), "kept": self._is_kept, "agent": agent.get("userAgent")}
+        more = {"version": thread.get("cliVersion"), "kept": self.begun.is_kept, "agent": agent.get("userAgent")}
         await self.session.announce(self.reader.thread, model=self._model, **more)
         if method != "thread/start" and "developerInstructions" in params:
             await self.session.run.warn("config.vendor.codex.system is told where a conversation begins, and not again")
         # Wait for the MCP servers: tools that are not ready when a turn begins are missing for the whole turn.
+        servers = self.begun.servers().keys()
         with anyio.move_on_after(SERVERS_S):
-            await self.until(lambda: self._servers <= self.reader.settled)
+            await self.until(lambda: servers <= self.reader.settled)
 
     # A turn -----------------------------------------------------------------------------------------------------------
 
@@ -111,15 +99,15 @@ class Agent(BaseAgent):
         turn = self.reader.current
         if not turn or any(end.turn == turn for end in self.reader.ends):
             return False
-        params: Json = {"threadId": self.reader.thread, "expectedTurnId": turn, "input": _text(text)}
-        return (await self.pipe.call("turn/steer", params, timeout_s=self.answer_s)).fault is None
+        params = {"threadId": self.reader.thread, "expectedTurnId": turn, "input": _text(text)}
+        return await self.call("turn/steer", **params) is None
 
     async def stop(self) -> bool:
         """Stop the turn, and every command that still runs."""
         turn, thread = self.reader.current, self.reader.thread
         if turn:
-            await self.pipe.call("turn/interrupt", {"threadId": thread, "turnId": turn}, timeout_s=self.answer_s)
-            await self.pipe.call("thread/backgroundTerminals/clean", {"threadId": thread}, timeout_s=self.answer_s)
+            await self.call("turn/interrupt", threadId=thread, turnId=turn)
+            await self.call("thread/backgroundTerminals/clean", threadId=thread)
         return bool(turn)
 
     def _ended(self, end: TurnEnd) -> Ending:
@@ -155,7 +143,8 @@ class Agent(BaseAgent):
         refused = (await self.decide(self.reader.begin_call(call), call.request())).refused
         if refused is not None:
             await self.session.emit(self.reader.calls.end(call.id, None, failed=True))
-        return answers.hook_answer(refused)
+        # Without a decision Codex still requests the approval that it would without the hook.
+        return {} if refused is None else hook_answer(refused)
 
     async def reply(self, request: Request) -> Json | RpcError:
         if request.method == answers.PEOPLE:
@@ -169,8 +158,8 @@ class Agent(BaseAgent):
         """Ask the user the agent's questions; return the answers."""
         given: dict[str, Json] = {}
         for row in mappings(params.get("questions")):
-            labels = tuple(str(one.get("label")) for one in mappings(row.get("options")))
-            _, text = await self.session.ask_person(str(row.get("question")), labels)
+            labels = (one.get("label") for one in mappings(row.get("options")))
+            _, text = await self.session.ask_person(row.get("question"), labels)
             given[str(row.get("id"))] = {"answers": [text]}
         return {"answers": given}
 

@@ -59,11 +59,3 @@ def answer(method: str, refused: str | None) -> Json:
     if method == SERVER:
         return {"action": word, "content": {} if refused is None else None}
     return {"decision": word}
-
-
-def hook_answer(refused: str | None) -> Json:
-    """Return the answer to the agent's hook; for a call that is not denied, Codex may still request an approval."""
-    if refused is None:
-        return {}
-    body = {"permissionDecision": "deny", "permissionDecisionReason": f"policy_denied: {refused}"}
-    return {"hookSpecificOutput": {"hookEventName": "PreToolUse", **body}}

@@ -68,7 +68,6 @@ class EventReader(BaseReader):
         """Names of MCP servers that are ready or have failed."""
         self._acted_since = False
         """True if there was a call since the last answer of the model."""
-        self._deltas: set[str] = set()
         self._trouble: dict[str, Any] = {}
 
     def read(self, message: Notification) -> list[AgentEvent]:
@@ -88,13 +87,11 @@ class EventReader(BaseReader):
     # The model --------------------------------------------------------------------------------------------------------
 
     def _delta(self, params: dict[str, Any]) -> list[AgentEvent]:
-        self._deltas.add(str(params.get("itemId")))
         self.spoke = True
         return self._piece(params.get("delta"), str(params.get("itemId")))
 
     def _thought(self, params: dict[str, Any]) -> list[AgentEvent]:
-        self._deltas.add(str(params.get("itemId")))
-        return self._thoughts(params.get("delta"))
+        return self._thoughts(params.get("delta"), str(params.get("itemId")))
 
     def _used(self, params: dict[str, Any]) -> list[AgentEvent]:
         last = mapping(params.get("tokenUsage")).get("last")
@@ -123,9 +120,6 @@ class EventReader(BaseReader):
         self._acted_since = self._acted_since or bool(told)
         return told
 
-    def _written(self, params: dict[str, Any]) -> list[AgentEvent]:
-        return self.calls.output(params.get("delta"))
-
     def _whole(self, params: dict[str, Any]) -> list[AgentEvent]:
         item = mapping(params.get("item"))
         kind, id = str(item.get("type")), str(item.get("id"))
@@ -135,7 +129,7 @@ class EventReader(BaseReader):
             return self._answer(id, str(item.get("text") or ""))
         if kind == "reasoning":
             parts = [part for name in ("summary", "content") for part in item.get(name) or () if isinstance(part, str)]
-            return [self._make.thought("\n".join(parts))] if parts and id not in self._deltas else []
+            return self._whole_thought("\n".join(parts), id)
         if kind == "plan":
             return self._plan({"plan": item.get("text")})
         call = called(item, self._root)
@@ -189,7 +183,7 @@ class EventReader(BaseReader):
         "item/agentMessage/delta": _delta,
         "item/reasoning/summaryTextDelta": _thought,
         "item/reasoning/textDelta": _thought,
-        "item/commandExecution/outputDelta": _written,
+        "item/commandExecution/outputDelta": lambda self, params: self.calls.output(params.get("delta")),
         "account/rateLimits/updated": _limits,
         "item/started": _begun,
         "item/completed": _whole,

@@ -10,21 +10,8 @@ from typing import Any, Final
 
 from backplane.agents import hook
 from backplane.agents.hooked import COMMAND
-from backplane.agents.order import (
-    asked_at,
-    environment_of,
-    found,
-    hook_events,
-    own_settings,
-    place_of,
-    read_conversation,
-    require_able,
-    server_rows,
-    toml,
-)
-from backplane.agents.program import Started
-from backplane.agents.rows import AgentRow
-from backplane.host import Given
+from backplane.agents.order import toml
+from backplane.agents.start import AgentStart
 
 QUIET: Final = (
     "check_for_update_on_startup=false", "analytics.enabled=false", "features.apps=false", "features.plugins=false",
@@ -50,90 +37,88 @@ HOOK: Final = (
 )
 """Setting that makes Codex ask us before each command or MCP tool; before a patch it always asks."""
 
-SETTINGS: Final = ("effort", "summary", "system", "verbosity")
-"""Settings of an order under `config.vendor.codex`."""
+SETTINGS: Final = {
+    "effort": "model_reasoning_effort", "summary": "model_reasoning_summary", "verbosity": "model_verbosity",
+    "system": "",
+}  # fmt: skip
+"""Settings of an order under `config.vendor.codex` → the agent's own; `system` is a parameter of its thread."""
 
 
-def start(options: AgentRow, run: Given, state: str) -> Started:
-    """Return the command and environment for an order. Raises ConfigError, BackendError."""
-    require_able(run, options)
-    place = place_of(run, state, own=options.own_state, conversations="sessions/*/*/*/*{}.jsonl*")
-    env = environment_of(run, place, {"CODEX_HOME": place.config})
-    program, settings = found(options.program, options.install, env), [*QUIET]
-    if needs_hook(run, options):
+def start(begun: AgentStart) -> list[str]:
+    """Return the command for an order, and set its environment. Raises ConfigError, BackendError."""
+    settings = [*QUIET]
+    begun.prepare("sessions/*/*/*/*{}.jsonl*", {"CODEX_HOME": begun.config})
+    if needs_hook(begun):
         settings.append(HOOK)
-        env[hook.SOCKET] = os.path.join(state, "hooks")
-    return (program, "app-server", *(word for setting in settings for word in ("-c", setting))), env
+        begun.env[hook.SOCKET] = os.path.join(begun.state, "hooks")
+    return [begun.find_program(), "app-server", *(word for setting in settings for word in ("-c", setting))]
 
 
-def thread_of(run: Given, options: AgentRow, env: dict[str, str]) -> tuple[str, dict[str, Any]]:
+def thread_of(begun: AgentStart) -> tuple[str, dict[str, Any]]:
     """Return the method and the parameters of the call that opens the thread."""
-    asked, own = read_conversation(run), own_settings(run, "codex", SETTINGS)
+    asked, own_state = begun.conversation, begun.row.own_state
+    own = begun.settings(tuple(SETTINGS))
     params: dict[str, Any] = {
-        "cwd": run.order.workspace.root,
+        "cwd": begun.root,
         "approvalPolicy": "untrusted",
         # Codex reruns an allowed command outside of its own sandbox, without asking, if that blocked it: ours contains
         # the agent instead.
         "sandbox": "danger-full-access",
-        "config": settings_of(run, options, env),
-        "model": run.order.config.model or options.model,
+        "config": settings_of(begun, own),
+        "model": begun.model,
+        "modelProvider": None if own_state else "backplane",
         "developerInstructions": own.get("system"),
     }
-    if not options.own_state:
-        params["modelProvider"] = "backplane"
     params = {name: value for name, value in params.items() if value is not None}
     if asked.wanted is not None:
         # Otherwise the answer has all earlier turns, in one line as long as the conversation.
         params |= {"threadId": asked.wanted, "excludeTurns": True}
         return "thread/resume" if asked.resume else "thread/fork", params
-    return "thread/start", {**params, "ephemeral": not (asked.keep or options.own_state)}
+    return "thread/start", {**params, "ephemeral": not begun.is_kept}
 
 
-def settings_of(run: Given, options: AgentRow, env: dict[str, str]) -> dict[str, Any]:
-    """Return the agent's own settings, from the policy, the order and the model's service."""
-    own, profile = own_settings(run, "codex", SETTINGS), run.policy.profile
-    networked = bool(profile.allow_network or profile.deny_network)
-    asked_first = run.policy.decide_tool_call("web_search", {}, root=run.order.workspace.root).allowed != "allow"
+def settings_of(begun: AgentStart, own: dict[str, Any]) -> dict[str, Any]:
+    """Return the agent's own settings, from the policy, the order's settings for it, and the model's service."""
+    policy, row = begun.run.policy, begun.row
+    networked = bool(policy.profile.allow_network or policy.profile.deny_network)
+    asked_first = policy.decide_tool_call("web_search", {}, root=begun.root).allowed != "allow"
     made: dict[str, Any] = {
         # Web search and `view_image` never ask for approval, so they are off if a policy rule would apply to them.
         "suppress_unstable_features_warning": True,
-        "features": {**FEATURES, "view_image": not profile.deny_read},
+        "features": {**FEATURES, "view_image": not policy.profile.deny_read},
         # The user's shell profile is no part of the order, and may be slow.
         "allow_login_shell": False,
         # Commands do not need the key of the model's service.
-        "shell_environment_policy": {"exclude": [options.key_env]} if options.key_env else None,
+        "shell_environment_policy": {"exclude": [row.key_env]} if row.key_env else None,
         "web_search": "disabled" if networked or asked_first else "live",
-        "mcp_servers": server_rows(run, options.mcp_servers, headers="http_headers"),
-        "model_reasoning_effort": own.get("effort"),
-        "model_reasoning_summary": own.get("summary"),
-        "model_verbosity": own.get("verbosity"),
+        "mcp_servers": begun.servers(headers="http_headers"),
+        "model_providers": None if row.own_state else {"backplane": provider_of(begun)},
+        **{theirs: own.get(ours) for ours, theirs in SETTINGS.items() if theirs},
     }
-    if not options.own_state:
-        made["model_providers"] = {"backplane": provider_of(options, env)}
     return {name: value for name, value in made.items() if value is not None}
 
 
-def provider_of(options: AgentRow, env: dict[str, str]) -> dict[str, Any]:
+def provider_of(begun: AgentStart) -> dict[str, Any]:
     """Return the model's service as a provider in Codex's settings."""
-    key = options.key_env if options.key_env in env else None
+    key = begun.row.key_env
     return {
         "name": "backplane",
-        "base_url": asked_at(options.base_url),
+        "base_url": begun.address,
         "wire_api": "responses",
         # The loop around the stream retries a failed request, too: both numbers together would multiply.
         "request_max_retries": 0,
-        "stream_max_retries": options.retries,
+        "stream_max_retries": begun.row.retries,
         "supports_websockets": False,
-        **({"env_key": key} if key is not None else {}),
+        **({"env_key": key} if key in begun.env else {}),
     }
 
 
-def needs_hook(run: Given, options: AgentRow) -> bool:
+def needs_hook(begun: AgentStart) -> bool:
     """Return True if Codex must ask before every command; without the hook it runs those it takes for harmless.
 
     That is so if a hook of the order or a user may deny a command, or a limit on turns or cost may forbid it.
     """
-    config = run.order.config
+    config = begun.run.order.config
     is_limited = config.max_turns is not None or config.max_budget_usd is not None
-    is_asked = "pre_tool" in hook_events(run) or bool(run.policy.profile.require_approval_for)
-    return (is_asked or is_limited) and not options.own_state
+    is_asked = "pre_tool" in begun.hooks or bool(begun.run.policy.profile.require_approval_for)
+    return (is_asked or is_limited) and not begun.row.own_state

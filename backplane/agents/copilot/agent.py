@@ -8,32 +8,24 @@ command and environment.
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from backplane.agents.agent import STOPPED, Ending, id_of, require_version
+from backplane.agents.agent import Agent as BaseAgent
 from backplane.agents.calls import OpenCall
 from backplane.agents.copilot.reader import EVENT, EventReader
-from backplane.agents.copilot.start import address_of, model_of
+from backplane.agents.copilot.start import address_of
 from backplane.agents.events import mapping
-from backplane.agents.order import RunSpec, hook_events, own_settings, require_price, server_rows
-from backplane.agents.program import BegunProgram
-from backplane.agents.rows import AgentRow
-from backplane.agents.session import Agent as BaseAgent
-from backplane.agents.session import AgentRun, Ending, id_of
+from backplane.agents.order import RunSpec, require_price
+from backplane.agents.session import AgentRun
+from backplane.agents.start import AgentStart
 from backplane.contract.canonical import Json
-from backplane.errors import BackendError
-from backplane.host import Given, HostRun
 from backplane.protocol.jsonrpc import FramedPeer, Notification, Request, RpcError
 from backplane.upstream.rewrites import is_strict
-
-if TYPE_CHECKING:
-    from backplane.process.child import Child
 
 PROTOCOL_VERSION: Final = 3
 SETTINGS: Final = ("effort", "system")
 """Settings of an order under `config.vendor.copilot`."""
-TOOLS: Final = {
-    "view": "read_file", "create": "write_file", "edit": "edit_file", "apply_patch": "edit_file", "rg": "grep",
-}  # fmt: skip
 APPROVED: Final = {"kind": "approve-once"}
 
 
@@ -42,27 +34,25 @@ class Agent(BaseAgent):
 
     reader: EventReader
 
-    def __init__(self, session: AgentRun, row: AgentRow, child: Child, begun: BegunProgram) -> None:
-        self._shows = "post_tool" in hook_events(session.run)
-        super().__init__(session, EventReader(session.run.now, session.root, TOOLS, shows=self._shows))
-        self._opening, self._turn = session_of(session.run, row, begun.env), turn_of(session.run, row)
-        self._is_kept = session.spec.conversation.kept or row.own_state
-        self.pipe = session.pipe(child, self, hear=self.hear, peer=FramedPeer())
+    def __init__(self, session: AgentRun, begun: AgentStart) -> None:
+        self._shows = "post_tool" in begun.hooks
+        super().__init__(session, EventReader(session.run.now, session.root, shows=self._shows))
+        self.connect(begun, FramedPeer())
+        self._opening, self._turn = session_of(begun), turn_of(begun)
         self._id, self._version = "", ""
 
     @classmethod
-    def spec(cls, row: AgentRow, run: HostRun) -> RunSpec:
-        require_price(run, row.prices, repr(model_of(run, row)))
-        return super().spec(row, run)
+    def spec(cls, begun: AgentStart) -> RunSpec:
+        require_price(begun.run, begun.row.prices, repr(begun.model))
+        return super().spec(begun)
 
     @staticmethod
     def image(media_type: str, data: str) -> Json:
         return {"type": "blob", "mimeType": media_type, "data": data}
 
     async def hear(self, message: Notification) -> None:
+        await self.session.hear(message)
         event = mapping(message.params.get("event")) if message.method == EVENT else {}
-        # A failed request that is retried is no sign of life.
-        await self.session.hear(message, is_sign=event.get("type") != "assistant.turn_retry")
         if event.get("type") == "permission.requested":
             self.session.tasks.start_soon(self._permit, mapping(event.get("data")))
 
@@ -71,42 +61,34 @@ class Agent(BaseAgent):
     async def open(self) -> None:
         """Agree on the protocol, and open the session."""
         said = await self.must("connect", {"supportedTaskKinds": ["agent", "client", "shell"]})
-        if said.get("protocolVersion") != PROTOCOL_VERSION:
-            fact = f"the agent speaks protocol version {said.get('protocolVersion')}, not {PROTOCOL_VERSION}"
-            raise BackendError("protocol_version_mismatch", fact)
-        self._version, asked = str(said.get("version")), self.session.spec.conversation
-        method, params = "session.create", {**self._opening, "sessionId": asked.wanted or str(uuid.uuid4())}
+        require_version(said.get("protocolVersion"), PROTOCOL_VERSION)
+        self._version, asked, id = str(said.get("version")), self.begun.conversation, str(uuid.uuid4())
         if asked.fork is not None:
-            forked = await self.must("sessions.fork", {"sessionId": asked.fork})
-            params["sessionId"] = str(forked.get("sessionId"))
-        if asked.wanted is not None:
-            method = "session.resume"
-        opened = await self.must(method, params)
+            id = str((await self.must("sessions.fork", {"sessionId": asked.fork})).get("sessionId"))
+        method = "session.create" if asked.wanted is None else "session.resume"
+        opened = await self.must(method, {**self._opening, "sessionId": asked.resume or id})
         self._id = id_of(opened.get("sessionId"), method, "session")
         model = mapping(opened.get("modelState")).get("modelId")
-        await self.session.announce(self._id, model=model, version=self._version, kept=self._is_kept)
+        await self.session.announce(self._id, model=model, version=self._version, kept=self.begun.is_kept)
 
     # A turn -----------------------------------------------------------------------------------------------------------
 
     async def say(self, words: Json) -> Ending:
         self.reader.begin()
-        said: dict[str, Json] = {"prompt": words}
-        if isinstance(words, list):
-            text, *shown = words
-            said = {"prompt": mapping(text).get("text"), "attachments": shown}
+        text, *shown = words if isinstance(words, list) else [{"text": words}]
+        said = {"prompt": mapping(text).get("text"), **({"attachments": shown} if shown else {})}
         await self.must("session.send", {"sessionId": self._id, **said, **self._turn})
         await self.until(lambda: self.reader.idle)
-        return Ending(outcome="partial", stopped=True) if self.reader.aborted else self.judge()
+        return STOPPED if self.reader.aborted else self.judge()
 
     async def add(self, text: str) -> bool:
-        params = {"sessionId": self._id, "prompt": text, "mode": "immediate"}
         if self.reader.idle:
             return False
-        return (await self.pipe.call("session.send", params, timeout_s=self.answer_s)).fault is None
+        return await self.call("session.send", sessionId=self._id, prompt=text, mode="immediate") is None
 
     async def stop(self) -> bool:
         self.reader.aborted = True
-        await self.pipe.call("session.abort", {"sessionId": self._id}, timeout_s=self.answer_s)
+        await self.call("session.abort", sessionId=self._id)
         return True
 
     # Its questions ----------------------------------------------------------------------------------------------------
@@ -125,8 +107,8 @@ class Agent(BaseAgent):
 
     async def _people(self, params: dict[str, Any]) -> Json:
         """Ask the user the agent's question; return the answer."""
-        choices = tuple(one for one in params.get("choices") or () if isinstance(one, str))
-        _, answer = await self.session.ask_person(str(params.get("question")), choices)
+        choices = params.get("choices") or ()
+        _, answer = await self.session.ask_person(params.get("question"), choices)
         return {"answer": answer, "wasFreeform": answer not in choices}
 
     async def _before(self, tool: str, input: Json) -> Json:
@@ -143,14 +125,11 @@ class Agent(BaseAgent):
         call = self.reader.find(str(input.get("toolName")), input.get("toolArgs"), decided=True)
         if call is None:
             return {}
-        result = mapping(input.get("toolResult")) or {
-            "textResultForLlm": str(input.get("error")),
-            "resultType": "failure",
-        }
+        failure = {"textResultForLlm": str(input.get("error")), "resultType": "failure"}
+        result = mapping(input.get("toolResult")) or failure
         text, is_failed = str(result.get("textResultForLlm") or ""), result.get("resultType") != "success"
-        shown, is_error = await self.session.run.shown(
-            call.name, self.reader.calls.input_of(call), text, id=call.id, is_error=is_failed
-        )
+        ran_with = self.reader.calls.input_of(call)
+        shown, is_error = await self.session.run.shown(call.name, ran_with, text, id=call.id, is_error=is_failed)
         call.shown = (str(shown), is_error)
         if (shown, is_error) == (text, is_failed):
             return {}
@@ -167,7 +146,7 @@ class Agent(BaseAgent):
             refused = (await self.session.gate.decide(call.request(takes_input=True))).refused
         result = APPROVED if refused is None else {"kind": "reject", "feedback": refused}
         params = {"sessionId": self._id, "requestId": asked.get("requestId"), "result": result}
-        await self.pipe.call("session.permissions.handlePendingPermissionRequest", params, timeout_s=self.answer_s)
+        await self.call("session.permissions.handlePendingPermissionRequest", **params)
 
     def raw(self) -> dict[str, Json]:
         return {"session_id": self._id, "version": self._version, "requests": self.reader.spent.requests}
@@ -176,50 +155,47 @@ class Agent(BaseAgent):
 # The order in the session's words -------------------------------------------------------------------------------------
 
 
-def session_of(run: Given, options: AgentRow, env: dict[str, str]) -> dict[str, Any]:
+def session_of(begun: AgentStart) -> dict[str, Any]:
     """Return the order as parameters of the call that opens the session. Raises ConfigError."""
-    own = own_settings(run, "copilot", SETTINGS)
+    own, row = begun.settings(SETTINGS), begun.row
     local, remote = ({"type": kind, "tools": ["*"]} for kind in ("local", "http"))
-    servers = server_rows(run, options.mcp_servers, local=local, remote=remote)
-    params: dict[str, Any] = {
-        "model": model_of(run, options),
-        "workingDirectory": run.order.workspace.root,
-        "provider": provider_of(options, env),
-        "mcpServers": servers or None,
-        "reasoningEffort": own.get("effort"),
-        "systemMessage": {"mode": "append", "content": own["system"]} if own.get("system") else None,
-        "hooks": True,
-        "requestPermission": True,
-        "requestUserInput": True,
-        "streaming": True,
-        "includeSubAgentStreamingEvents": False,
-        "enableSessionTelemetry": False,
-        # Commands in the workspace's own settings would run without approval.
-        "enableFileHooks": False,
-        "enableConfigDiscovery": False,
-        "envValueMode": "direct",
+    provider = {
+        "type": row.service,
+        "baseUrl": address_of(begun),
+        "apiKey": begun.env.get("COPILOT_PROVIDER_API_KEY"),
+        "wireApi": row.wire_api if row.service != "anthropic" else None,
     }
-    return {name: value for name, value in params.items() if value is not None}
+    return _given(
+        {
+            "model": begun.model,
+            "workingDirectory": begun.root,
+            # Without an address the agent's own service is used.
+            "provider": _given(provider) if row.base_url is not None else None,
+            "mcpServers": begun.servers(local=local, remote=remote) or None,
+            "reasoningEffort": own.get("effort"),
+            "systemMessage": {"mode": "append", "content": own["system"]} if own.get("system") else None,
+            "hooks": True,
+            "requestPermission": True,
+            "requestUserInput": True,
+            "streaming": True,
+            "includeSubAgentStreamingEvents": False,
+            "enableSessionTelemetry": False,
+            # Commands in the workspace's own settings would run without approval.
+            "enableFileHooks": False,
+            "enableConfigDiscovery": False,
+            "envValueMode": "direct",
+        }
+    )
 
 
-def provider_of(options: AgentRow, env: dict[str, str]) -> dict[str, Any] | None:
-    """Return the user's own model service as a parameter of the session; None for the agent's service."""
-    if options.base_url is None:
-        return None
-    made = {
-        "type": options.service,
-        "baseUrl": address_of(options),
-        "apiKey": env.get("COPILOT_PROVIDER_API_KEY"),
-    }
-    if options.service != "anthropic":
-        made["wireApi"] = options.wire_api
-    return {name: value for name, value in made.items() if value is not None}
+def _given(members: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}
 
 
-def turn_of(run: Given, options: AgentRow) -> dict[str, Any]:
+def turn_of(begun: AgentStart) -> dict[str, Any]:
     """Return the members of every message: the answer's schema, if the model's service supports it."""
-    schema = run.order.abp("output_schema")
-    if not (isinstance(schema, dict) and is_strict(schema)) or options.service == "anthropic":
+    schema = begun.run.order.abp("output_schema")
+    if not (isinstance(schema, dict) and is_strict(schema)) or begun.row.service == "anthropic":
         return {}
     shape = {"name": "response", "strict": True, "schema": schema}
     return {"responseFormat": {"type": "json_schema", "jsonSchema": shape}}

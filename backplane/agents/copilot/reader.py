@@ -6,7 +6,7 @@ the run and is kept unchanged; its calls are reported like any other, with the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 from backplane.agents.calls import OpenCall
@@ -19,39 +19,36 @@ from backplane.dialects.ir import TokenCounts
 from backplane.protocol.jsonrpc import Notification
 
 EVENT: Final = "session.event"
-SILENT: Final = frozenset({"session.lifecycle", "host.event"})
+IGNORED: Final = frozenset({"session.lifecycle", "host.event"})
 """Notifications that are ignored, because they do not concern the work."""
-SILENT_KINDS: Final = (
-    "model.", "hook.", "permission.", "user_input.", "external_tool.", "pending_messages.", "session.", "user.",
-    "system.", "sandbox.", "skill.", "assistant.turn_", "assistant.streaming_delta", "assistant.tool_call_delta",
-    "assistant.message_start", "tool.execution_partial_result", "assistant.idle", "agent.interrupted", "abort",
-)  # fmt: skip
-"""Prefixes of ignored kinds of events: they do not concern the work, or repeat another one; some have the prompt."""
 
 _COUNTERS: Final = {
     "input": ("inputTokens",), "output": ("outputTokens",), "cache_read": ("cacheReadTokens",),
     "cache_write": ("cacheWriteTokens",),
 }  # fmt: skip
-_OF_MODEL: Final = frozenset(
-    {"assistant.message", "assistant.message_delta", "assistant.reasoning", "assistant.reasoning_delta"}
-)
 
 
 class EventReader(BaseReader):
     """Reads the events of one session."""
 
-    SILENT = SILENT_KINDS
+    TOOLS: ClassVar = {
+        "view": "read_file", "create": "write_file", "edit": "edit_file", "apply_patch": "edit_file", "rg": "grep",
+    }  # fmt: skip
+    OF_MODEL = ("assistant.message", "assistant.message_delta", "assistant.reasoning", "assistant.reasoning_delta")
+    SILENT = (  # Some have the prompt.
+        "model.", "hook.", "permission.", "user_input.", "external_tool.", "pending_messages.", "session.", "user.",
+        "system.", "sandbox.", "skill.", "assistant.turn_", "assistant.streaming_delta", "assistant.tool_call_delta",
+        "assistant.message_start", "tool.execution_partial_result", "assistant.idle", "agent.interrupted", "abort",
+    )  # fmt: skip
 
-    def __init__(self, now: Callable[[], str], root: str, tools: Mapping[str, str], *, shows: bool = False) -> None:
-        super().__init__(now, root, tools, shows=shows)
+    def __init__(self, now: Callable[[], str], root: str, *, shows: bool = False) -> None:
+        super().__init__(now, root, shows=shows)
         self.idle = False
         """True if the session waits for a prompt."""
         self.aborted = False
         """True if the turn was stopped."""
         self._counted: TokenCounts | None = None
         """Tokens of the last request, until its answer shows whether another one follows."""
-        self._seen: set[str] = set()
-        """Ids of thoughts that came in deltas."""
 
     def begin(self) -> None:
         """Begin another turn."""
@@ -60,27 +57,17 @@ class EventReader(BaseReader):
 
     def read(self, message: Notification) -> list[AgentEvent]:
         """Read one notification."""
-        if message.method in SILENT:
+        if message.method in IGNORED:
             return []
-        event = mapping(message.params.get("event"))
-        kind, data = str(event.get("type")), mapping(event.get("data"))
         if message.method != EVENT:
             return [self._make.kept(message.method, message.params)]
-        if event.get("agentId") is not None and kind in _OF_MODEL:
-            return [] if kind.endswith("_delta") else [self._make.kept(f"{kind} of a sub-agent", data)]
-        return self._read(kind, data)
+        event = mapping(message.params.get("event"))
+        return self._read(str(event.get("type")), mapping(event.get("data")), event.get("agentId"))
 
     # The model --------------------------------------------------------------------------------------------------------
 
-    def _delta(self, data: dict[str, Any]) -> list[AgentEvent]:
-        return self._piece(data.get("deltaContent"), str(data.get("messageId")))
-
-    def _thought(self, data: dict[str, Any]) -> list[AgentEvent]:
-        self._seen.add(str(data.get("reasoningId")))
-        return self._thoughts(data.get("deltaContent"))
-
-    def _whole_thought(self, data: dict[str, Any]) -> list[AgentEvent]:
-        return [] if str(data.get("reasoningId")) in self._seen else self._thoughts(data.get("content"))
+    def _thinks(self, data: dict[str, Any]) -> list[AgentEvent]:
+        return self._thoughts(data.get("deltaContent"), data.get("reasoningId"))
 
     def _answer(self, data: dict[str, Any]) -> list[AgentEvent]:
         """Return the events of a complete answer: its text, then its tokens, then the end of the model's turn."""
@@ -99,15 +86,10 @@ class EventReader(BaseReader):
 
     # Tools ------------------------------------------------------------------------------------------------------------
 
-    def _name(self, tool: str, data: Mapping[str, Any]) -> str:
-        if data.get("mcpServerName"):
-            return f"mcp__{data['mcpServerName']}__{data.get('mcpToolName')}"
-        return self.name(tool)
-
     def _started(self, data: dict[str, Any]) -> list[AgentEvent]:
-        id, tool = str(data.get("toolCallId")), str(data.get("toolName"))
-        parent = data.get("parentToolCallId")
-        call = OpenCall(id, tool, self._name(tool, data), data.get("arguments"))
+        tool, parent, server = str(data.get("toolName")), data.get("parentToolCallId"), data.get("mcpServerName")
+        name = f"mcp__{server}__{data.get('mcpToolName')}" if server else self.name(tool)
+        call = OpenCall(str(data.get("toolCallId")), tool, name, data.get("arguments"))
         return self._call(call, parent if isinstance(parent, str) else None)
 
     def find(self, tool: str, input: Json, *, decided: bool) -> OpenCall | None:
@@ -118,19 +100,13 @@ class EventReader(BaseReader):
                 return call
         return None
 
-    def _written(self, data: dict[str, Any]) -> list[AgentEvent]:
-        return self.calls.output(data.get("text"))
-
     def _ended(self, data: dict[str, Any]) -> list[AgentEvent]:
         id, error, result = str(data.get("toolCallId")), mapping(data.get("error")), mapping(data.get("result"))
         output = error.get("message") if error else result.get("content")
         if error.get("code") == "denied":
             return self.calls.end(id, f"policy_denied: {output}", failed=True)
-        changes = [
-            (str(edit["path"]), str(edit.get("kind")))
-            for edit in mappings(data.get("fileEdits"))
-            if isinstance(edit.get("path"), str)
-        ]
+        edits = [edit for edit in mappings(data.get("fileEdits")) if isinstance(edit.get("path"), str)]
+        changes = [(str(edit["path"]), str(edit.get("kind"))) for edit in edits]
         ran = None
         if "shellExecution" in data:
             ends = [one for one in mappings(result.get("contents")) if one.get("type") == "shell_exit"]
@@ -161,23 +137,20 @@ class EventReader(BaseReader):
         self.aborted = self.aborted or data.get("aborted") is True
         return [*self._take_back(), *self._counted_now()]
 
-    def _compacted(self, data: dict[str, Any]) -> list[AgentEvent]:
-        return [self._make.kept("session.compaction_complete", data)]
-
     READS: ClassVar = {
-        "assistant.message_delta": _delta,
+        "assistant.message_delta": lambda self, data: self._piece(data.get("deltaContent"), str(data.get("messageId"))),
         "assistant.message": _answer,
-        "assistant.reasoning_delta": _thought,
-        "assistant.reasoning": _whole_thought,
+        "assistant.reasoning_delta": _thinks,
+        "assistant.reasoning": lambda self, data: self._whole_thought(data.get("content"), data.get("reasoningId")),
         "assistant.usage": _used,
         "assistant.turn_retry": _retry,
         "tool.execution_start": _started,
-        "tool.shell_output": _written,
+        "tool.shell_output": lambda self, data: self.calls.output(data.get("text")),
         "tool.execution_complete": _ended,
         "session.error": _error,
         "session.idle": _idle,
         "session.warning": BaseReader._warned,
-        "session.compaction_complete": _compacted,
+        "session.compaction_complete": lambda self, data: [self._make.kept("session.compaction_complete", data)],
         "session.mcp_server_status_changed": BaseReader._server,
         "abort": _aborted,
     }

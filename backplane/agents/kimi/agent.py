@@ -6,38 +6,30 @@ for the call, the hook's verdict answers it. `start` writes the program's settin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
-import anyio.abc
 
 from backplane.agents import hook
+from backplane.agents.agent import STOPPED, Ending, ended_by_itself, id_of
+from backplane.agents.agent import Agent as BaseAgent
 from backplane.agents.events import mapping, mappings
-from backplane.agents.gate import ToolRequest, ToolVerdict
-from backplane.agents.hooked import Hooked
+from backplane.agents.gate import ToolRequest
+from backplane.agents.hooked import Hooked, hook_answer
 from backplane.agents.kimi.reader import EventReader
 from backplane.agents.kimi.server import KimiServer
 from backplane.agents.kimi.start import MODEL, secrets_of
-from backplane.agents.order import folders_of, keep_name, own_settings
-from backplane.agents.program import BegunProgram
-from backplane.agents.rows import AgentRow
-from backplane.agents.session import Agent as BaseAgent
-from backplane.agents.session import AgentRun, Ending, id_of
+from backplane.agents.session import AgentRun
+from backplane.agents.start import AgentStart
 from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 from backplane.protocol.jsonrpc import Notification
 
-if TYPE_CHECKING:
-    from backplane.process.child import Child
-
-TOOLS: Final = {
-    "Read": "read_file", "Write": "write_file", "Edit": "edit_file", "Bash": "bash", "Glob": "glob", "Grep": "grep",
-    "FetchURL": "web_fetch", "WebSearch": "web_search", "AskUserQuestion": "ask_user",
-}  # fmt: skip
 SETTINGS: Final = ("thinking",)
 """Settings of an order under `config.vendor.kimi`; the session's settings have the same names."""
 EVENTS_S: Final = 30.0
 """Seconds for the agent's server to confirm the subscription to its events."""
+UNANSWERED: Final = "the turn was stopped"
 
 
 class Agent(BaseAgent):
@@ -46,12 +38,11 @@ class Agent(BaseAgent):
     keeps_calls = False
     reader: EventReader
 
-    def __init__(self, session: AgentRun, row: AgentRow, child: Child, begun: BegunProgram) -> None:
-        self.place = folders_of(session.run, begun.state, own=False)
-        super().__init__(session, EventReader(session.run.now, session.root, TOOLS))
-        self.server = KimiServer(child, self.hear)
+    def __init__(self, session: AgentRun, begun: AgentStart) -> None:
+        super().__init__(session, EventReader(session.run.now, session.root))
+        self.begun, self.server = begun, KimiServer(begun.child, self._take)
         self.hooked = Hooked(begun.env[hook.SOCKET], self._hook)
-        own = {name: value for name, value in own_settings(session.run, "kimi", SETTINGS).items() if value is not None}
+        own = {name: value for name, value in begun.settings(SETTINGS).items() if value is not None}
         self._config = {"model": MODEL, "permission_mode": "manual", **own}
         self._id = ""
         self._subscribed = anyio.Event()
@@ -66,17 +57,19 @@ class Agent(BaseAgent):
         finally:
             await self.server.close()
 
-    async def hear(self, line: bytes, said: dict[str, Any]) -> None:
-        kind = str(said.get("type"))
-        if kind == "ack" and self._id in (mapping(said.get("payload")).get("accepted_subscriptions") or ()):
+    async def hear(self, message: Notification) -> None:
+        kind, data = message.method, message.params
+        if kind == "ack" and self._id in (data.get("accepted_subscriptions") or ()):
             self._subscribed.set()
-        message = Notification(kind, mapping(said.get("payload")))
-        await self.session.watch(line, message)
-        # A failed request that is retried is no sign of life.
-        await self.session.hear(message, is_sign=kind != "turn.step.retrying")
+        await self.session.hear(message)
         ask = {"permission.approval.requested": self._permit, "event.question.requested": self._people}.get(kind)
         if ask is not None:
-            self.session.tasks.start_soon(ask, message.params)
+            self.session.tasks.start_soon(ask, data)
+
+    async def _take(self, line: bytes, said: dict[str, Any]) -> None:
+        message = Notification(str(said.get("type")), mapping(said.get("payload")))
+        await self.session.watch(line, message)
+        await self.hear(message)
 
     # Opening ----------------------------------------------------------------------------------------------------------
 
@@ -85,7 +78,7 @@ class Agent(BaseAgent):
         await self.session.tasks.start(self.hooked.run)
         await self.server.find()
         self.session.tasks.start_soon(self.server.drain)
-        asked = self.session.spec.conversation
+        asked = self.begun.conversation
         if asked.wanted is None:
             body = {"metadata": {"cwd": self.session.root}, "agent_config": self._config}
             opened = await self.server.must("POST", "/sessions", body)
@@ -99,9 +92,8 @@ class Agent(BaseAgent):
             await self._subscribed.wait()
         if not self._subscribed.is_set():
             raise BackendError("backend_timeout", f"the agent sent no events of its session within {EVENTS_S:g} s")
-        secrets_of(self.place).unlink(missing_ok=True)  # The agent has read the model's key from it.
-        if asked.kept:
-            keep_name(self.place, self._id, self.session.root)
+        secrets_of(self.begun).unlink(missing_ok=True)  # The agent has read the model's key from it.
+        self.begun.keep_name(self._id)
         await self.session.announce(self._id, model=MODEL, kept=asked.kept)
 
     # A turn -----------------------------------------------------------------------------------------------------------
@@ -112,9 +104,9 @@ class Agent(BaseAgent):
         await self.until(lambda: self.reader.reason is not None)
         reason = self.reader.reason
         if reason == "cancelled":
-            return Ending(outcome="partial", stopped=True)
+            return STOPPED
         if self.reader.failure is None and reason != "completed":
-            return Ending(outcome="partial", note=f"the agent stopped by itself: {reason}")
+            return ended_by_itself(reason)
         return self.judge()
 
     async def _prompt(self, words: Json) -> str:
@@ -138,26 +130,20 @@ class Agent(BaseAgent):
     # Its questions ----------------------------------------------------------------------------------------------------
 
     async def _hook(self, said: dict[str, Any]) -> Json:
-        """Decide about a call before it runs."""
-        asked = (str(said.get("tool_call_id")), str(said.get("tool_name")), said.get("tool_input"))
-        verdict = await self.session.attend(self._verdict(*asked), None)
-        if verdict is None:
-            return None
-        answer = {"permissionDecision": "allow", "permissionDecisionReason": ""}
-        if verdict.refused is not None:
-            answer = {"permissionDecision": "deny", "permissionDecisionReason": verdict.refused}
-        return {"hookSpecificOutput": {"hookEventName": "PreToolUse", **answer}}
+        """Decide about a call before it runs; None, which denies it, if the turn is stopped."""
+        call = (str(said.get("tool_call_id")), str(said.get("tool_name")), said.get("tool_input"))
+        refused = await self.session.attend(self._refusal(*call), UNANSWERED)
+        return None if refused == UNANSWERED else hook_answer(refused)
 
-    async def _verdict(self, id: str, tool: str, input: Json) -> ToolVerdict | None:
-        """Report a call, and decide about it."""
+    async def _refusal(self, id: str, tool: str, input: Json) -> str | None:
+        """Report a call, and return why it may not run; None if it may."""
         request = ToolRequest(id=id, tool=tool, name=self.reader.name(tool), input=input)
-        return await self.decide(self.reader.call(id, tool, input), request)
+        return (await self.decide(self.reader.call(id, tool, input), request)).refused
 
     async def _permit(self, asked: dict[str, Any]) -> None:
         """Answer an approval with the verdict of the call's hook; without one, ask the gate now."""
         call = (str(asked.get("toolCallId")), str(asked.get("toolName")), asked.get("toolInput"))
-        verdict = await self.session.attend(self._verdict(*call), None)
-        refused = "the turn was stopped" if verdict is None else verdict.refused
+        refused = await self.session.attend(self._refusal(*call), UNANSWERED)
         body = {"decision": "approved"} if refused is None else {"decision": "rejected", "feedback": refused}
         await self.server.call("POST", f"/sessions/{self._id}/approvals/{asked.get('id')}", body)
 
@@ -166,8 +152,8 @@ class Agent(BaseAgent):
         answers: dict[str, Json] = {}
         for question in mappings(asked.get("questions")):
             labels = {str(one.get("label")): str(one.get("id")) for one in mappings(question.get("options"))}
-            person = self.session.ask_person(str(question.get("question")), tuple(labels))
-            _, said = await self.session.attend(person, (False, "the turn was stopped"))
+            person = self.session.ask_person(question.get("question"), labels)
+            _, said = await self.session.attend(person, (False, UNANSWERED))
             # A user may choose several, separated by commas.
             chosen = [labels[word.strip()] for word in said.split(",") if word.strip() in labels]
             answer: Json = {"kind": "other", "text": said}

@@ -7,7 +7,7 @@ it, whichever comes first. A sub-agent's text is kept unchanged, and is no answe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 from backplane.agents.calls import OpenCall, read_exit
@@ -18,12 +18,6 @@ from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.protocol.jsonrpc import Notification
 
-SILENT: Final = (
-    "agent.", "context.", "event.", "session.", "prompt.", "permission.", "turn.started", "turn.step.started",
-    "turn.step.interrupted", "tool.call.delta", "tool.list.updated", "server_hello", "ack", "hook.", "shell.",
-    "subagent.", "mcp.", "error",
-)  # fmt: skip
-"""Prefixes of kinds of events that are ignored: they do not concern the work, or repeat another event."""
 MAIN: Final = "main"
 """Id of the agent whose text is the answer; others are sub-agents."""
 _WRITING: Final = frozenset({"write_file", "edit_file"})
@@ -35,18 +29,24 @@ _COUNTERS: Final = {
     "cache_read": ("inputCacheRead",), "cache_write": ("inputCacheCreation",),
 }  # fmt: skip
 _COUNTED: Final = ("inputOther", "output", "inputCacheRead", "inputCacheCreation")
-_OF_MODEL: Final = frozenset(
-    {"agent.status.updated", "assistant.delta", "thinking.delta", "turn.step.completed", "turn.ended"}
-)
 
 
 class EventReader(BaseReader):
     """Reads the events of one session."""
 
-    SILENT = SILENT
+    TOOLS: ClassVar = {
+        "Read": "read_file", "Write": "write_file", "Edit": "edit_file", "Bash": "bash", "Glob": "glob", "Grep": "grep",
+        "FetchURL": "web_fetch", "WebSearch": "web_search", "AskUserQuestion": "ask_user",
+    }  # fmt: skip
+    OF_MODEL = ("agent.status.updated", "assistant.delta", "thinking.delta", "turn.step.completed", "turn.ended")
+    SILENT = (
+        "agent.", "context.", "event.", "session.", "prompt.", "permission.", "turn.started", "turn.step.started",
+        "turn.step.interrupted", "tool.call.delta", "tool.list.updated", "server_hello", "ack", "hook.", "shell.",
+        "subagent.", "mcp.", "error",
+    )  # fmt: skip
 
-    def __init__(self, now: Callable[[], str], root: str, tools: Mapping[str, str]) -> None:
-        super().__init__(now, root, tools)
+    def __init__(self, now: Callable[[], str], root: str) -> None:
+        super().__init__(now, root)
         self._told: set[str] = set()
         self.reason: str | None = None
         """Why the turn ended: completed, failed, cancelled; None until it ends."""
@@ -62,18 +62,10 @@ class EventReader(BaseReader):
 
     def read(self, message: Notification) -> list[AgentEvent]:
         """Read one event."""
-        kind, data = message.method, message.params
-        if data.get("agentId") not in (None, MAIN) and kind in _OF_MODEL:
-            return [] if kind.endswith((".delta", ".updated")) else [self._make.kept(f"{kind} of a sub-agent", data)]
-        return self._read(kind, data)
+        agent = message.params.get("agentId")
+        return self._read(message.method, message.params, None if agent == MAIN else agent)
 
     # The model --------------------------------------------------------------------------------------------------------
-
-    def _delta(self, data: dict[str, Any]) -> list[AgentEvent]:
-        return self._piece(data.get("delta"))
-
-    def _thought(self, data: dict[str, Any]) -> list[AgentEvent]:
-        return self._thoughts(data.get("delta"))
 
     def _step(self, data: dict[str, Any]) -> list[AgentEvent]:
         """Return the events of a complete answer of the model; a stream that breaks has no such event."""
@@ -120,8 +112,8 @@ class EventReader(BaseReader):
         call, failed, output = self.calls.open.get(id), data.get("isError") is True, data.get("output")
         if call is None:
             return []
-        is_command, path = call.tool == "Bash", mapping(call.input).get("path")
-        ran = read_exit(_CODE, str(output or ""), failed=failed) if is_command else None
+        path = mapping(call.input).get("path")
+        ran = read_exit(_CODE, str(output or ""), failed=failed) if call.tool == "Bash" else None
         is_change = call.name in _WRITING and not failed and isinstance(path, str)
         changes = [(str(path), f"{call.name} by the agent")] if is_change else []
         return self.calls.end(id, output, failed=failed, ran=ran, changes=changes)
@@ -140,8 +132,8 @@ class EventReader(BaseReader):
         return self._take_back()
 
     READS: ClassVar = {
-        "assistant.delta": _delta,
-        "thinking.delta": _thought,
+        "assistant.delta": lambda self, data: self._piece(data.get("delta")),
+        "thinking.delta": lambda self, data: self._thoughts(data.get("delta")),
         "agent.status.updated": _status,
         "turn.step.completed": _step,
         "turn.step.retrying": _retry,

@@ -14,24 +14,9 @@ import msgspec
 
 from backplane.agents import hook
 from backplane.agents.hooked import COMMAND
-from backplane.agents.order import (
-    KEPT,
-    AgentFolders,
-    asked_at,
-    environment_of,
-    found,
-    place_of,
-    require_able,
-    require_price,
-    require_same_folder,
-    server_rows,
-    toml,
-    without_version,
-)
-from backplane.agents.program import Started
-from backplane.agents.rows import AgentRow
+from backplane.agents.order import require_price, toml, without_version
+from backplane.agents.start import KEPT, AgentStart
 from backplane.errors import BackendError, install_hint
-from backplane.host import Given
 
 ARGUMENTS: Final = ("web", "--no-open", "--port", "0")
 QUIET: Final = {"KIMI_CODE_NO_AUTO_UPDATE": "1", "KIMI_DISABLE_TELEMETRY": "1", "NO_COLOR": "1"}
@@ -42,32 +27,34 @@ MODEL: Final = "ours"
 """The model's name in the agent's settings."""
 
 
-def require_effect(run: Given, options: AgentRow) -> None:
-    """Refuse an order that this agent cannot carry out. Raises BackendError, ConfigError."""
+def start(begun: AgentStart) -> list[str]:
+    """Return the command for an order, set its environment, and write the agent's settings.
+
+    Raises:
+        BackendError, ConfigError.
+    """
+    row = begun.row
     if importlib.util.find_spec("websockets") is None:
         fact = "the host kimi needs the package websockets"
         raise BackendError("backend_unavailable", fact, hint=install_hint("kimi"))
-    if options.own_state:
+    if begun.config is None:
         fact = "own_state: this host asks by hooks in the agent's settings, and puts none into a user's own"
         raise BackendError("capability_unsupported", fact, hint="give the key and address of a service")
-    require_able(run, options)
-    require_price(run, options.prices)
+    require_price(begun.run, row.prices)
+    begun.prepare(KEPT, quiet=QUIET)
+    begun.require_same_folder()
+    begun.env |= {hook.SOCKET: os.path.join(begun.state, "hooks"), hook.EXIT: "2", "KIMI_CODE_HOME": begun.config}
+    write(secrets_of(begun), settings_of(begun))
+    if row.key_env is not None and row.key_env not in begun.run.order.config.env:
+        begun.env.pop(row.key_env, None)  # The agent reads the key from its settings, which are then removed.
+    servers = msgspec.json.encode({"mcpServers": begun.servers()}).decode()
+    write(Path(begun.config, "mcp.json"), servers)
+    return [begun.find_program(), *ARGUMENTS]
 
 
-def start(options: AgentRow, run: Given, state: str) -> Started:
-    """Return the command and environment for an order; the agent's settings are written."""
-    require_effect(run, options)
-    place = place_of(run, state, own=False, conversations=KEPT)
-    require_same_folder(run, place)
-    env = environment_of(run, place, {}, QUIET)
-    env |= {hook.SOCKET: os.path.join(place.state, "hooks"), hook.EXIT: "2", "KIMI_CODE_HOME": str(place.config)}
-    program = found(options.program, options.install, env)
-    write(secrets_of(place), settings_of(run, options, env))
-    if options.key_env is not None and options.key_env not in run.order.config.env:
-        env.pop(options.key_env, None)  # The agent reads the key from its settings, which are then removed.
-    rows = server_rows(run, options.mcp_servers)
-    write(Path(str(place.config), "mcp.json"), msgspec.json.encode({"mcpServers": rows}).decode())
-    return (program, *ARGUMENTS), env
+def secrets_of(begun: AgentStart) -> Path:
+    """Return the file of the agent's settings, which has the key of the model's service."""
+    return Path(str(begun.config), "config.toml")
 
 
 def write(path: Path, text: str) -> None:
@@ -77,29 +64,23 @@ def write(path: Path, text: str) -> None:
         file.write(text)
 
 
-def secrets_of(place: AgentFolders) -> Path:
-    return Path(str(place.config), "config.toml")
-
-
-def settings_of(run: Given, options: AgentRow, env: dict[str, str]) -> str:
+def settings_of(begun: AgentStart) -> str:
     """Return the agent's settings: the model's service, and our hook."""
-    key = env.get(options.key_env or "", "")
-    model = run.order.config.model or options.model
-    address = asked_at(options.base_url)
-    if options.service in ("anthropic", "google-genai"):
+    row, address = begun.row, begun.address
+    if row.service in ("anthropic", "google-genai"):
         address = without_version(address)
     return f"""default_model = {toml(MODEL)}
 telemetry = false
 [providers.ours]
-type = {toml(options.service)}
+type = {toml(row.service)}
 base_url = {toml(address or "")}
-api_key = {toml(key)}
+api_key = {toml(begun.env.get(row.key_env or "", ""))}
 [models.{MODEL}]
 provider = "ours"
-model = {toml(model or "")}
-max_context_size = {options.context_tokens}
+model = {toml(begun.model or "")}
+max_context_size = {row.context_tokens}
 [loop_control]
-max_attempts_per_step = {options.retries + 1}
+max_attempts_per_step = {row.retries + 1}
 [[hooks]]
 event = "PreToolUse"
 command = {toml(COMMAND)}
