@@ -14,7 +14,7 @@ import anyio
 import msgspec
 
 from backplane.agents.acp.log import FAILURES_MAX, LOOK_S, FailedRequest, log_reader
-from backplane.agents.acp.reader import AcpCall, EventReader, read_usage
+from backplane.agents.acp.reader import EventReader, read_usage
 from backplane.agents.agent import STOPPED, Ending, ended_by_itself, failed, id_of, require_version, silent
 from backplane.agents.agent import Agent as BaseAgent
 from backplane.agents.events import is_count, mapping, mappings
@@ -278,16 +278,13 @@ class Agent(BaseAgent):
             return await super().answer(request)
         call, events = self.reader.asked(mapping(request.params.get("toolCall")))
         await self.session.emit(events)  # Also if the turn is stopped.
-        is_allowed = await self.session.attend(self._allows(call), None)
-        if not is_allowed:
+        verdict = await self.session.attend(self.decide((), self.reader.request(call)), None)
+        if verdict is None or verdict.refused is not None:
             await self.session.emit(self.reader.refuse(call, WITHDRAWN))
-        option = None if is_allowed is None else choose(request.params.get("options"), is_allowed)
+        option = None if verdict is None else choose(request.params.get("options"), verdict.refused is None)
         if option is None:
             return {"outcome": {"outcome": "cancelled"}}
         return {"outcome": {"outcome": "selected", "optionId": option}}
-
-    async def _allows(self, call: AcpCall) -> bool | None:
-        return (await self.decide((), self.reader.request(call))).refused is None
 
     def raw(self) -> dict[str, Json]:
         return {name: self._result[name] for name in ("usage", "_meta", "stopReason") if name in self._result}
@@ -342,11 +339,8 @@ def choose(options: Json, allow: bool) -> str | None:
 
 def read_session(said: dict[str, Any]) -> AcpSession:
     """Read the models, modes and settings in the answer to `session/new`, from either of the two places for them."""
-    modes, models, options = (
-        mapping(said.get("modes")),
-        mapping(said.get("models")),
-        mappings(said.get("configOptions")),
-    )
+    modes, models = mapping(said.get("modes")), mapping(said.get("models"))
+    options = mappings(said.get("configOptions"))
     chosen = [option.get("currentValue") for option in options if option.get("id") == "model"]
     return AcpSession(
         id=said["sessionId"],
