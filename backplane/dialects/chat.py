@@ -21,6 +21,7 @@ from backplane.dialects.common import (
     Calls,
     Counters,
     LossLedger,
+    MediaTable,
     OptionsRead,
     answer_of,
     arguments_text,
@@ -45,6 +46,7 @@ from backplane.dialects.common import (
     read_part,
     read_url,
     server_tool,
+    takes,
     tool_of,
     without_none,
     write_content,
@@ -85,6 +87,10 @@ AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/wave": 
                         "audio/mp3": "mp3"}  # fmt: skip
 """Media type → name of the format; the server accepts only these two (platform.openai.com, audio, 2026-11)."""
 AUDIO_TYPES: Final = {"mp3": "audio/mpeg"}
+MEDIA: Final[MediaTable] = {
+    "image/data": None, "image/url": None, "audio/data": frozenset({*AUDIO_FORMATS, None}), "document/data": None,
+    "document/file_id": frozenset({"openai", "codex", "copilot"}),
+}  # fmt: skip
 SOUND: Final = {"id": "file_id", "data": "data", "transcript": "transcript"}
 """Member of an assistant's `audio` → field of `ir.Media`."""
 
@@ -148,11 +154,7 @@ class Flavour(msgspec.Struct, frozen=True, kw_only=True):
     signature_field: str | None = None
     cached_tokens_on_top: bool = False
     """True if cached tokens are `usage.cached_tokens`, not a member of `prompt_tokens_details`."""
-    has_files: bool = True
-    has_audio: bool = True
-    has_videos: bool = False
-    has_image_urls: bool = True
-    """True if images may be URLs, not only data."""
+    media: MediaTable = msgspec.field(default_factory=lambda: MEDIA)
     can_force_tools: bool = True
     unknown_options: frozenset[str] = frozenset()
 
@@ -231,34 +233,29 @@ def _write_block(part: ir.Part, notes: LossLedger, flavour: Flavour) -> dict[str
             out = {"type": "refusal", "refusal": part.text}
         case ir.Thinking() if notes.is_home and part.redacted is None:
             out = {"type": "thinking", "thinking": part.text}
-        case ir.Media():
-            out = _write_media(part, flavour, notes)
+        case ir.Media() if takes(part, flavour.media, notes):
+            out = _write_media(part, notes)
     if out is not None and part.cache is not None and notes.is_home:
         out["cache_control"] = {"type": "ephemeral", **part.cache}
     return out
 
 
-def _write_media(part: ir.Media, flavour: Flavour, notes: LossLedger) -> dict[str, Any] | None:
-    home, url = notes.is_home, media_url(part)
-    if url is not None and (part.kind == "image" or (part.kind == "video" and (home or flavour.has_videos))):
-        if part.data is None and not (home or flavour.has_image_urls):
-            return None
-        detail = part.detail if home or part.detail in DETAILS else None
+def _write_media(part: ir.Media, notes: LossLedger) -> dict[str, Any] | None:
+    url = media_url(part)
+    if part.kind in ("image", "video") and url is not None:
+        detail = part.detail if notes.is_home or part.detail in DETAILS else None
         kind = f"{part.kind}_url"
         return {"type": kind, kind: without_none({"url": url, "detail": detail})}
-    if part.kind == "audio" and part.data is not None and (home or flavour.has_audio):
-        form = AUDIO_FORMATS.get(part.media_type or "audio/wav")
-        form = (part.media_type or "").partition("/")[2] if form is None and home else form
-        return None if form is None else {"type": "input_audio", "input_audio": {"data": part.data, "format": form}}
-    if part.kind != "document" or not (home or flavour.has_files):
+    if part.kind == "audio" and part.data is not None:
+        kind = part.media_type or "audio/wav"
+        form = AUDIO_FORMATS.get(kind, kind.partition("/")[2])
+        return {"type": "input_audio", "input_audio": {"data": part.data, "format": form}}
+    if part.kind != "document":
         return None
-    name = part.name if part.name is not None or home else part.title
-    if part.data is not None or (home and url is not None):
-        data = part.data if part.data is not None and home and part.media_type is None else url
-        return {"type": "file", "file": without_none({"file_data": data, "filename": name})}
-    if part.file_id is not None and (home or notes.source in ("openai", "codex", "copilot")):
-        return {"type": "file", "file": without_none({"file_id": part.file_id, "filename": name})}
-    return None
+    is_bare = part.data is not None and part.media_type is None and notes.is_home
+    name = part.name if part.name is not None or notes.is_home else part.title
+    body = {"file_data": part.data if is_bare else url, "file_id": part.file_id, "filename": name}
+    return {"type": "file", "file": without_none(body)}
 
 
 def write_said(parts: Iterable[ir.Part], flavour: Flavour, notes: LossLedger) -> Json:
@@ -441,7 +438,7 @@ def write_assistant(message: ir.Message, out: dict[str, Any], flavour: Flavour, 
         elif isinstance(part, ir.Refusal):
             out["refusal"] = out.get("refusal", "") + part.text
         elif isinstance(part, ir.Media) and part.kind == "audio" and (part.file_id or part.transcript) and (
-            home or flavour.has_audio
+            home or "audio/data" in flavour.media
         ):  # fmt: skip
             out["audio"] = own(sound_of(part), part, notes)
         elif isinstance(part, ir.Media) and not home:

@@ -19,6 +19,7 @@ from backplane.dialects.common import (
     NUMBER,
     Counters,
     LossLedger,
+    MediaTable,
     OptionsRead,
     answer_of,
     conversation_of,
@@ -37,6 +38,7 @@ from backplane.dialects.common import (
     read_content,
     read_part,
     server_tool,
+    takes,
     tool_of,
     without_none,
     write_content,
@@ -98,7 +100,10 @@ TOP_P_MIN: Final = 0.95
 
 EFFORTS: Final = frozenset({"low", "medium", "high", "xhigh", "max"})
 CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
-IMAGE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+MEDIA: Final[MediaTable] = {
+    "image/data": frozenset({"image/jpeg", "image/png", "image/gif", "image/webp", None}), "image/url": None,
+    "document/data": frozenset({"application/pdf", None}), "document/url": None, "document/text": None,
+}  # fmt: skip
 SOURCES: Final[dict[str, tuple[str, str]]] = {
     "base64": ("data", "data"), "url": ("url", "url"), "file": ("file_id", "file_id"), "text": ("data", "text"),
 }  # fmt: skip
@@ -225,7 +230,7 @@ def _write_block(part: ir.Part, notes: LossLedger) -> dict[str, Any] | None:
             out = {"type": "tool_result", "tool_use_id": part.id, "is_error": part.is_error, "content": content}
         case ir.Media() if home and _is_in_blocks(part):
             out = {"type": part.ext[NAME].get("type", "document"), "title": part.title}
-        case ir.Media() if (source := _write_source(part, notes)) is not None:
+        case ir.Media() if takes(part, {} if notes.is_answer else MEDIA, notes) and (source := _write_source(part)):
             title = part.title if part.title is not None or home else part.name
             out = {"type": part.kind, "source": source, "title": title if part.kind == "document" else None}
         case _:
@@ -253,21 +258,14 @@ def _write_citation(one: ir.Citation) -> Json:
     return merged(out, one.ext.get(NAME, {}))
 
 
-def _write_source(part: ir.Media, notes: LossLedger) -> Json:
-    """Write the source of an image or document; None if the vendor does not accept it."""
+def _write_source(part: ir.Media) -> Json:
+    """Write the source of an image or document; None if the vendor has no such block."""
     form = next((form for form, (_, field) in SOURCES.items() if getattr(part, field) is not None), "")
-    media_type = part.media_type
-    if not form or part.kind not in ("image", "document") or (form == "text" and part.kind == "image"):
+    if not form or part.kind not in ("image", "document"):
         return None
-    if not notes.is_home:
-        media_type = media_type or ("image/png" if part.kind == "image" else "application/pdf")
-        is_known = media_type in IMAGE_TYPES if part.kind == "image" else media_type == "application/pdf"
-        is_address = part.url is not None and part.url.startswith(("http:", "https:"))
-        if notes.is_answer or not {"base64": is_known, "url": is_address, "text": True, "file": False}[form]:
-            return None
-        media_type = {"base64": media_type, "text": "text/plain"}.get(form)
+    types = {"base64": "image/png" if part.kind == "image" else "application/pdf", "text": "text/plain"}
     member, field = SOURCES[form]
-    return without_none({"type": form, member: getattr(part, field), "media_type": media_type})
+    return without_none({"type": form, member: getattr(part, field), "media_type": part.media_type or types.get(form)})
 
 
 def write_said(parts: Iterable[ir.Part], notes: LossLedger) -> Json:

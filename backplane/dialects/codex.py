@@ -31,6 +31,7 @@ from backplane.dialects.common import (
     NUMBER,
     Counters,
     LossLedger,
+    MediaTable,
     OptionsRead,
     answer_of,
     arguments_text,
@@ -55,6 +56,7 @@ from backplane.dialects.common import (
     read_part,
     read_url,
     server_tool,
+    takes,
     tool_of,
     without_none,
     write_content,
@@ -117,8 +119,11 @@ CALLS: Final[dict[str, tuple[str, Any]]] = {
 }  # fmt: skip
 """Kind of a call's item → the member with its arguments, and `ToolUse.kind`."""
 RESULTS: Final[dict[str, Any]] = {"function_call_output": "function", "custom_tool_call_output": "custom"}
-FILE_SOURCES: Final = ("openai", "copilot")
-"""Dialects whose file ids are also valid at this vendor."""
+FILES: Final[frozenset[str | None]] = frozenset({"openai", "copilot"})
+MEDIA: Final[MediaTable] = {
+    "image/data": None, "image/url": None, "image/file_id": FILES, "document/data": None, "document/url": None,
+    "document/file_id": FILES,
+}  # fmt: skip
 STATE: Final = frozenset({"prompt", "conversation", "previous_response_id"})
 """Members of a request that refer to stored messages, so that it may have no input."""
 
@@ -196,7 +201,7 @@ def _write_block(part: ir.Part, notes: LossLedger, text: str) -> dict[str, Any] 
             return {"type": text, "text": part.text, **({"annotations": cited} if cited else {})}
         case ir.Refusal():
             return {"type": "refusal", "refusal": part.text}
-        case ir.Media() if notes.is_home or text == "input_text":
+        case ir.Media() if takes(part, MEDIA if text == "input_text" else {}, notes):
             return _write_media(part, notes)
     return None
 
@@ -214,18 +219,17 @@ def write_citations(part: ir.Text, notes: LossLedger) -> list[Json]:
 
 
 def _write_media(part: ir.Media, notes: LossLedger) -> dict[str, Any] | None:
-    home, url = notes.is_home, media_url(part)
-    file_id = part.file_id if home or notes.source in FILE_SOURCES else None
-    if part.kind == "image" and (url is not None or file_id is not None):
-        detail = part.detail if home or part.detail is not None else "auto"
-        body = {"image_url": url, "file_id": file_id if url is None else None, "detail": detail}
-        return without_none({"type": "input_image", **body})
-    if part.kind == "document" and (url is not None or file_id is not None):
-        data = part.data if home and part.media_type is None else url if part.data is not None else None
+    url = media_url(part)
+    if part.kind == "image":
+        detail = part.detail if notes.is_home or part.detail is not None else "auto"
+        return without_none({"type": "input_image", "image_url": url, "file_id": part.file_id, "detail": detail})
+    if part.kind == "document":
+        is_bare = part.data is not None and part.media_type is None and notes.is_home
+        data = part.data if is_bare or part.data is None else url
         name = part.name if part.name is not None else part.title
-        ids = {"file_id": file_id if url is None else None, "filename": name}
-        return without_none({"type": "input_file", "file_data": data, "file_url": part.url, **ids})
-    if part.kind == "audio" and home and part.data is not None:
+        ids = {"file_url": part.url, "file_id": part.file_id, "filename": name}
+        return without_none({"type": "input_file", "file_data": data, **ids})
+    if part.kind == "audio" and part.data is not None:
         form = (part.media_type or "").partition("/")[2]
         return {"type": "input_audio", "input_audio": {"data": part.data, "format": "mp3" if form == "mpeg" else form}}
     return None

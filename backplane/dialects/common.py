@@ -352,6 +352,24 @@ def read_url(url: str, field: str = "url") -> dict[str, Any]:
     return {"media_type": head[5:], "data": body} if found and head[:5] == "data:" else {field: url}
 
 
+MediaTable = Mapping[str, frozenset[str | None] | None]
+"""The media that a vendor accepts from others: kind and source (`image/url`) → media types, or None for any type.
+
+For `…/file_id` it has the dialects whose files the vendor knows.
+"""
+
+
+def takes(part: ir.Media, table: MediaTable, notes: LossLedger) -> bool:
+    """Return whether the target accepts a block of media, if it comes from another vendor."""
+    source = next((name for name in ("data", "url", "file_id", "text") if getattr(part, name) is not None), "")
+    types = table.get(f"{part.kind}/{source}", frozenset())
+    if notes.is_home or not source:
+        return notes.is_home
+    if source == "url" and not (part.url or "").startswith(("http:", "https:")):
+        return False
+    return types is None or (notes.source if source == "file_id" else part.media_type) in types
+
+
 def read_file(data: str) -> dict[str, Any]:
     """Return the fields of a file's data: a data URL, bare base64, or a URL that a gateway sent as data."""
     return read_url(data, "url" if data.startswith(("http://", "https://")) else "data")

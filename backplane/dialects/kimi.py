@@ -34,8 +34,8 @@ DEFAULTS: Final[dict[str, Json]] = {"model": "kimi-k3", "max_tokens": 4096}
 
 FLAVOUR: Final = Flavour(
     name=NAME, roles=frozenset({"system", "user", "assistant", "tool"}), thinking_request="reasoning_content",
-    thinking_is_on_or_off=True, cached_tokens_on_top=True, has_files=False, has_audio=False, has_videos=True,
-    has_image_urls=False, can_force_tools=False, stops_max=5, bounds={"temperature": (0, 1), "n": (1, 5)},
+    thinking_is_on_or_off=True, cached_tokens_on_top=True, media={"image/data": None, "video/data": None},
+    can_force_tools=False, stops_max=5, bounds={"temperature": (0, 1), "n": (1, 5)},
     unknown_options=frozenset({"seed", "logprobs", "top_logprobs", "user", "verbosity", "service_tier", "metadata"}),
 )  # fmt: skip
 """platform.kimi.ai, docs/api/chat and docs/guide/migrating-from-openai-to-kimi, read 2026-11: the options and contents
