@@ -620,13 +620,7 @@ PIECES: Final = frozenset({"partialArgs", "partial_args", "willContinue", "will_
 
 REPEAT_CHARS_MIN: Final = 6
 """Minimum characters so far for which a chunk that begins with all of them is a gateway's repetition. Below it, it may
-also be a model that repeats a word: such a chunk waits, and the next one decides."""
-
-WAITING_MAX: Final = 8
-"""Maximum chunks that wait; a text below `REPEAT_CHARS_MIN` that grows with each chunk makes five. At the limit they
-count as pieces."""
-
-SENT_BEFORE: Final = "text that was sent before"
+also be a model that repeats a word; only the second chunk of a block counts as one, if the first has a letter."""
 
 SAID_CHARS_MAX: Final = 256
 """Characters of the text so far that are kept to compare; no model repeats so much of its beginning in one chunk."""
@@ -646,34 +640,23 @@ class _Seen:
         self.begin = ""
         self.length = 0
         self.is_pieces = False
-        self.waiting: list[str] = []
-        """Chunks that each begin with the whole text before them; no event was made of them yet."""
 
-    def add(self, text: str) -> str:
+    def repeats(self, text: str, *, is_open: bool) -> bool:
+        """Return whether a chunk repeats the text so far; `is_open` is True if it continues an open block."""
+        is_long = self.length >= REPEAT_CHARS_MIN and not self.begin.isspace()
+        is_second = is_open and not self.is_pieces and any(map(str.isalpha, self.begin))
+        return (is_long or is_second) and len(text) >= self.length and text.startswith(self.begin)
+
+    def add(self, text: str, *, is_repeated: bool) -> str:
+        """Add a chunk; return its new part."""
+        if is_repeated:
+            added, self.begin, self.length = text[self.length :], text, len(text)
+            return added
         # Long answers come in thousands of pieces; their beginning is enough to recognise a repetition.
         self.begin = self.begin + text if self.length < SAID_CHARS_MAX else self.begin
         self.is_pieces = self.is_pieces or self.length > 0
         self.length += len(text)
         return text
-
-    def replace(self, text: str) -> str:
-        added, self.begin, self.length, self.waiting = text[self.length :], text, len(text), []
-        return added
-
-    def repeats(self, text: str) -> bool:
-        """Return whether a chunk certainly repeats the text so far, with the waiting chunks."""
-        said, length = (self.waiting[-1], len(self.waiting[-1])) if self.waiting else (self.begin, self.length)
-        return length >= REPEAT_CHARS_MIN and len(text) >= length and text.startswith(said) and not said.isspace()
-
-    def may_repeat(self, text: str) -> bool:
-        said = self.waiting[-1] if self.waiting else self.begin
-        return (0 < len(said) < REPEAT_CHARS_MIN and not self.is_pieces and len(self.waiting) < WAITING_MAX
-                and text.startswith(said))  # fmt: skip
-
-    def pass_on(self) -> str:
-        """Return the text of the waiting chunks, which turned out to be pieces and no repetitions."""
-        text, self.waiting = "".join(self.waiting), []
-        return self.add(text) if text else ""
 
 
 class _Candidate:
@@ -796,7 +779,7 @@ class StreamReader(BlockReader):
             out.append(self.more(key, text))
         if read.signature is not None:
             # The signature is for the block up to here; later text is another block.
-            out += [*self._rest(state), self.more(key, read.signature, "signature"), *self._close(state)]
+            out += [self.more(key, read.signature, "signature"), *self._close(state)]
         return out
 
     def _new_text(self, state: _Candidate, kind: type[ir.Part], text: str, at: str) -> str:
@@ -804,25 +787,10 @@ class StreamReader(BlockReader):
         if not self.mends or not text:
             return text
         seen = state.seen.setdefault(kind, _Seen())
-        if seen.repeats(text):
-            self.worked_around(at, SENT_BEFORE)
-            return seen.replace(text)
-        if self._kind(state) is kind and seen.may_repeat(text):
-            seen.waiting.append(text)
-            return ""
-        return seen.pass_on() + seen.add(text)
-
-    def _rest(self, state: _Candidate) -> list[ir.StreamEvent]:
-        """Return the event of chunks that waited until their block ended; with letters they count as repetitions."""
-        seen = state.seen.get(self._kind(state))  # type: ignore[arg-type]
-        if seen is None or not seen.waiting:
-            return []
-        if any(map(str.isalpha, seen.begin)):
-            self.worked_around(f"/candidates/{state.number}/content", SENT_BEFORE)
-            text = seen.replace(seen.waiting[-1])
-        else:
-            text = seen.pass_on()
-        return [self.more(state.number, text)] if text else []
+        is_repeated = seen.repeats(text, is_open=self._kind(state) is kind)
+        if is_repeated:
+            self.worked_around(at, "text that was sent before")
+        return seen.add(text, is_repeated=is_repeated)
 
     def _piece(self, state: _Candidate, part: Json, call: Any, at: str) -> list[ir.StreamEvent]:
         out = self._close(state) if "name" in call else []
@@ -839,7 +807,7 @@ class StreamReader(BlockReader):
 
     def _close(self, state: _Candidate) -> list[ir.StreamEvent]:
         if state.call is None:
-            return [*self._rest(state), *self.end(state.number)]
+            return self.end(state.number)
         whole, state.call = msgspec.structs.replace(state.call, input=_settled(state.args)), None
         return [self.more(state.number, json_text(whole.input), "arguments"), *self.end(state.number, whole)]
 

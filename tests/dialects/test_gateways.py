@@ -136,7 +136,7 @@ def test_a_text_is_said_once_whether_it_comes_in_pieces_or_as_all_so_far(
 
 @pytest.mark.parametrize(("sent", "expected"), [
     (["1", "12 apples"], "112 apples"), (["#", "# A"], "## A"), (["\n", "\n", "a"], "\n\na"),
-    (["I", "I think", " so"], "II think so"), (["a", "ab", "abc", "abcd"], "abcd"), (["ha", "ha", "ha!"], "ha!"),
+    (["I", "I think", " so"], "I think so"), (["a", "ab", "abc", "abcd"], "abcd"), (["ha", "ha", "ha!"], "ha!"),
 ])  # fmt: skip
 def test_what_both_ways_of_sending_could_make_is_read_as_it_is_likelier(sent: list[str], expected: str) -> None:
     assert said("gemini", [gemini({"text": one}) for one in sent], mends=True)[0] == expected
