@@ -275,20 +275,22 @@ def test_an_orphan_that_cannot_be_sealed_does_not_stop_the_others(store: Store, 
 
 @pytest.mark.parametrize("kind", ["pipe", "/dev/zero", "{outside}"])
 @pytest.mark.parametrize("name", ["head.jsonl", "trace.jsonl"])
-def test_no_pipe_link_or_hole_in_place_of_a_journal_is_waited_at_followed_or_read_whole(
+def test_a_pipe_or_link_in_place_of_a_journal_is_named_and_neither_waited_at_nor_followed(
     store: Store, tmp_path: Path, name: str, kind: str
 ) -> None:
     outside = tmp_path / "outside"
     outside.write_text("mine\n")
-    run_id = cut_off(store.home, line(delta("a")))
+    run_id, other = cut_off(store.home, line(delta("a"))), cut_off(store.home)
     puts(store.folder(run_id) / name, kind.format(outside=outside, name=name))
     with memory_of(256 << 20):
-        assert [orphan.run_id for orphan in store.orphans()] == [run_id]
-        (row,) = store.recover().rows
-        whole(store, receipts=1)
-        assert len(store.rows()) == 1
-    assert (row.reason, row.trace_count) == ("interrupted", name != "trace.jsonl")
+        assert {orphan.run_id for orphan in store.orphans()} == {run_id, other}
+        found = store.recover()
+    assert [row.run_id for row in found.rows] == [other]
+    assert [problem.partition(":")[0] for problem in found.problems] == [run_id]
     assert (outside.read_text(), sorted(tmp_path.iterdir())) == ("mine\n", [store.home, outside])
+    (store.folder(run_id) / name).unlink()
+    assert [row.run_id for row in store.recover().rows] == [run_id]
+    whole(store, receipts=2)
 
 
 DEEP = b"[" * 100_000 + b"]" * 100_000

@@ -28,9 +28,6 @@ _EMPTY_SHA256: Final = canonical.sha256_hex(b"")
 _RECORD, _CONTENTS = "patch.json", "repo.git"
 """Files from which a patch is applied; a receipt that came from elsewhere has neither beside it."""
 
-_RECORD_BYTES_MAX: Final = 256 << 20
-"""Size limit of the record; applying the patch reads no more."""
-
 
 class AuditFinding(msgspec.Struct, frozen=True, rename={"run_id": "name"}):
     """A fault of one receipt or of the store."""
@@ -124,7 +121,7 @@ def _trace_faults(row: ReceiptRow, trace: Trace) -> Iterator[str]:
     try:
         with open_plain(trace.source) as file:
             size_bytes = os.fstat(file.fileno()).st_size
-            if size_bytes != row.trace_bytes:  # Known without reading it: it may be one large hole.
+            if size_bytes != row.trace_bytes:
                 yield f"the trace has {size_bytes} bytes, stored were {row.trace_bytes}"
                 return
             lines = sum(block.count(b"\n") for block in iter(lambda: file.read(CHUNK_BYTES), b""))
@@ -152,13 +149,6 @@ def patch_hash(receipt: Receipt) -> str | None:
     return canonical.sha256_hex(diff.encode()) if diff else None
 
 
-def patch_bytes(receipt: Receipt) -> int | None:
-    """Return the size of that patch; None if the receipt does not say."""
-    claim, diff = patch_claim(receipt), receipt.verification.git_diff
-    size = claim.get("bytes") if isinstance(claim.get("sha256"), str) else len((diff or "").encode()) or None
-    return size if isinstance(size, int) else None
-
-
 def record_hash(receipt: Receipt) -> str | None:
     """Return the hash of the record that the patch is applied from; None if the receipt does not say."""
     found = patch_claim(receipt).get("record_sha256")
@@ -168,7 +158,7 @@ def record_hash(receipt: Receipt) -> str | None:
 def _record_faults(receipt: Receipt, folder: Path) -> Iterator[str]:
     path, expected = folder / _RECORD, record_hash(receipt)
     if expected is not None and (os.path.lexists(path) or os.path.lexists(folder / _CONTENTS)):
-        yield from _file_faults(path, f"'{_RECORD}', which the patch is applied from,", expected, _RECORD_BYTES_MAX)
+        yield from _file_faults(path, f"'{_RECORD}', which the patch is applied from,", expected)
 
 
 def patch_faults(receipt: Receipt, path: Path) -> Iterator[str]:
@@ -177,17 +167,13 @@ def patch_faults(receipt: Receipt, path: Path) -> Iterator[str]:
     # A receipt of another maker has its patch inside; no file was ever promised.
     is_promised = "patch" in receipt.backplane and expected != _EMPTY_SHA256
     if expected is not None and (is_promised or os.path.lexists(path)):
-        yield from _file_faults(path, "the patch", expected, patch_bytes(receipt))
+        yield from _file_faults(path, "the patch", expected)
 
 
-def _file_faults(path: Path, name: str, expected: str, bytes_max: int | None) -> Iterator[str]:
-    """Compare a plain file with its hash; a longer one is not read, as it may be one large hole."""
+def _file_faults(path: Path, name: str, expected: str) -> Iterator[str]:
+    """Compare a regular file with its hash."""
     try:
         with open_plain(path) as file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            if bytes_max is not None and size_bytes > bytes_max:
-                yield f"{name} has {size_bytes} bytes, the receipt allows {bytes_max}"
-                return
             actual = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         yield f"{name} cannot be read: {error.strerror}"

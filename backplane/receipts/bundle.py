@@ -19,7 +19,7 @@ from backplane.contract import canonical
 from backplane.contract.receipt import Receipt, read_receipt
 from backplane.errors import ConfigError, ContractError, StoreError
 from backplane.receipts import signatures
-from backplane.receipts.audit import AuditFinding, patch_bytes, patch_faults, patch_hash
+from backplane.receipts.audit import AuditFinding, patch_faults, patch_hash
 from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import FILE_MODE, HEAD, PATCH, RECEIPT, TRACE, disk_error
 from backplane.receipts.pieces import canonical_chunks, is_intact
@@ -49,7 +49,7 @@ def export(store: Store, run: str, folder: Path) -> Path:
         ConfigError: `config_invalid`: no such run, or the folder is in use.
         StoreError: `receipt_store_failed` when something cannot be read or written; no folder is left.
     """
-    row, receipt = store.find(run), store.load(run)
+    receipt = store.load(run)
     source = store.folder(receipt.meta.run_id)
     building: Path | None = None
     try:
@@ -62,10 +62,9 @@ def export(store: Store, run: str, folder: Path) -> Path:
         if signature is not None:
             (building / SIGNATURE).write_bytes(signature)
         (building / JOURNAL).mkdir()
-        promised = patch_bytes(receipt)
-        _copy(source / PATCH, building / PATCH, RECEIPT_BYTES_MAX if promised is None else promised)
-        _copy(source / HEAD, building / JOURNAL / HEAD, RECEIPT_BYTES_MAX)
-        _copy(source / TRACE, building / JOURNAL / TRACE, row.trace_bytes)
+        _copy(source / PATCH, building / PATCH)
+        _copy(source / HEAD, building / JOURNAL / HEAD)
+        _copy(source / TRACE, building / JOURNAL / TRACE)
         os.replace(building, folder)
     except OSError as error:
         raise disk_error(str(folder), error, chosen=True) from error
@@ -75,16 +74,11 @@ def export(store: Store, run: str, folder: Path) -> Path:
     return folder
 
 
-def _copy(source: Path, target: Path, bytes_max: int) -> None:
-    """Copy a file of a run's folder, if it exists and has not grown: a sparse file would fill the disk."""
-    if not os.path.lexists(source):
-        return
-    with open_plain(source) as file, target.open("xb") as copy:
-        size = os.fstat(file.fileno()).st_size
-        if size > bytes_max:
-            fact = f"{source} has {size} bytes, not {bytes_max} as it had at most"
-            raise StoreError("receipt_store_failed", fact, hint="`backplane receipts verify` says what was changed")
-        shutil.copyfileobj(file, copy)
+def _copy(source: Path, target: Path) -> None:
+    """Copy a regular file of a run's folder, if it exists. Raises OSError."""
+    if os.path.lexists(source):
+        with open_plain(source) as file, target.open("xb") as copy:
+            shutil.copyfileobj(file, copy)
 
 
 def write_receipt(receipt: Receipt, path: Path) -> None:
@@ -206,7 +200,7 @@ def check_patch(receipt: Receipt, path: Path, patch: bytes) -> None:
     fault: str | None = None
     if not patch:
         fault = next(patch_faults(receipt, path), None)
-    elif canonical.sha256_hex(patch) != patch_hash(receipt) or patch_bytes(receipt) not in (None, len(patch)):
+    elif canonical.sha256_hex(patch) != patch_hash(receipt):
         fault = "the patch is not the one that the receipt names"
     if fault is not None:
         raise StoreError("receipt_hash_mismatch", f"{path}: {fault}")

@@ -220,10 +220,10 @@ class CallBook:
         # The latest of several equal calls without an answer, else the latest denied one: agents ask again.
         return next((one for answer in ("", "deny") for one in reversed(found) if one.answer == answer), None)
 
-    # What is reported -------------------------------------------------------------------------------------------------
+    # Reports ----------------------------------------------------------------------------------------------------------
 
     def called(self, name: str, input: Json, id: str | None, files: Collection[str] = ()) -> CallRecord:
-        """Note a call that the host reports, and return it with its question."""
+        """Note a call that the host reports, and return its record."""
         tool, wanted, parts, hashes = neutral(name), _hash(input), _parts(input), self._hashes(files)
         named = self._at(("id", _hash(id))) if id is not None else []
         again = [one for one in named if one.reported == wanted and not one.ended_at]
@@ -350,7 +350,7 @@ class CallBook:
         if len(self._breaches) < BREACHES_MAX:
             self._breaches.append((call, reason))
 
-    # What can be said of it -------------------------------------------------------------------------------------------
+    # Findings ---------------------------------------------------------------------------------------------------------
 
     def to_wire(self) -> dict[str, Json]:
         """Return the numbers for the receipt."""

@@ -1,6 +1,6 @@
 """Sums up the events of a run: usage, conversation, the pause that the model's service asked for. Pure.
 
-Light: lists and views read it, and need nothing of how a receipt is built.
+It imports little, as lists and views use it without the rest of the room.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Folded(msgspec.Struct, frozen=True):
     """Sums of the events so far."""
 
     usage: Usage = Usage()
-    """The last count reported under way, member by member; a claim of the child."""
+    """The last counts that the host reported, member by member."""
     session: Json = None
     """The last `ext.session`, for resuming."""
     retry_after_ms: int | None = None
@@ -29,7 +29,7 @@ class Folded(msgspec.Struct, frozen=True):
 
 
 def fold(folded: Folded, event: AgentEvent) -> Folded:
-    """Add one event; an event that says nothing about the whole gives the same value back."""
+    """Add one event; return the same value if the event changes no sum."""
     if not isinstance(event, Warned | Carried) or not isinstance(event.ext, dict):
         return folded
     body = event.ext.get("usage")

@@ -17,7 +17,7 @@ from backplane.receipts.journal import replace_file
 
 
 def kept_manifest(home: Path, key: str) -> dict[str, Any] | None:
-    """The hello kept under this key, or None.
+    """Return the hello kept under this key, or None.
 
     Args:
         key: names the backend and whatever changes its hello (command, version, settings).
@@ -33,7 +33,7 @@ def kept_manifest(home: Path, key: str) -> dict[str, Any] | None:
 
 
 def kept_since(home: Path, key: str) -> str:
-    """The time at which the hello under this key was last heard; empty where there is none."""
+    """Return the time at which the hello under this key came; empty if there is none."""
     try:
         return timestamp_at(_path(home, key).stat().st_mtime_ns)
     except OSError:

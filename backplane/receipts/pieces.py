@@ -1,7 +1,7 @@
-"""Canonical bytes of a receipt in pieces, and its hash.
+"""Encodes a receipt in pieces of canonical bytes, and hashes it.
 
-A receipt of any length is hashed and written without its trace ever being in memory. Pure but
-for reading a trace that lies on disk; these functions block, a long one belongs into a thread.
+A receipt of any length is hashed and written while its trace stays on disk. Reading the trace
+blocks, so that a long receipt belongs into a thread.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _AFTER_TRACE: Final = ("usage", "usage_raw", "verification")
 
 
 def canonical_parts(receipt: Receipt) -> tuple[bytes, bytes]:
-    """Canonical bytes up to and with `"trace":[`, and from its `]` on; the trace is not read."""
+    """Return the canonical bytes up to and with `"trace":[`, and those from its `]` on; the trace is not read."""
     members = [{name: getattr(receipt, name) for name in names} for names in (_BEFORE_TRACE, _AFTER_TRACE)]
     before, after, _ = canonical.encode_lines(members).split(b"\n")
     return before[:-1] + b',"trace":[', b"]," + after[1:]
 
 
 def canonical_chunks(receipt: Receipt) -> Iterator[bytes]:
-    """The whole receipt in canonical bytes, trace included, in pieces."""
+    """Yield the whole receipt in canonical bytes, trace included, in pieces."""
     prefix, suffix = canonical_parts(receipt)
     yield prefix
     yield from as_trace(receipt.trace).chunks()
@@ -42,7 +42,7 @@ def canonical_chunks(receipt: Receipt) -> Iterator[bytes]:
 
 
 def digest(receipt: Receipt) -> str:
-    """The receipt's hash as `contract.receipt.receipt_hash` defines it, with bounded memory."""
+    """Return the receipt's hash as `contract.receipt.receipt_hash` defines it, with bounded memory."""
     prefix, suffix = canonical_parts(msgspec.structs.replace(receipt, receipt_sha256=None))
     whole = hashlib.sha256(prefix)
     for chunk in as_trace(receipt.trace).chunks():
@@ -67,7 +67,7 @@ def is_intact(receipt: Receipt) -> bool:
 
 
 def without_trace(receipt: Receipt) -> bytes:
-    """Canonical bytes with an empty trace: what the store keeps as the body."""
+    """Return the canonical bytes with an empty trace, which the store keeps as the body."""
     prefix, suffix = canonical_parts(receipt)
     return prefix + suffix
 
@@ -82,11 +82,11 @@ def with_trace(body: bytes, trace: Trace) -> Receipt:
 
 
 def unheard_names(vendor: Mapping[str, Any]) -> list[str]:
-    """Return the JSON pointers of what in an order had no effect, as many as a receipt lists."""
+    """Return the JSON pointers of an order's members that had no effect, as many as a receipt lists."""
     return [pointer[:NAME_CHARS_MAX] for pointer in islice(unheard_pointers(vendor), NAMES_MAX)]
 
 
 def unheard_facts(vendor: Mapping[str, Any]) -> dict[str, Json]:
-    """Return what a receipt says of an order's unknown members: `unheard`, and `lenient` where it was taken so."""
+    """Return the members `unheard` and `lenient` of a receipt, which name an order's unknown members."""
     names, lenient = unheard_names(vendor), is_lenient(vendor)
     return {**({"unheard": names} if names else {}), **({"lenient": True} if lenient else {})}

@@ -10,7 +10,6 @@ import errno
 import os
 import re
 import shutil
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -150,11 +149,8 @@ def claimed(folder: Path) -> Iterator[int | None]:
 
 
 def _open_plain(path: Path) -> int:
-    """Open a file of a journal for writing; a link or pipe in its place is removed. Raises OSError."""
-    with suppress(FileNotFoundError):
-        if stat.S_IFMT(path.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
-            path.unlink()
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    """Open a file of a journal for writing, but no link. Raises OSError."""
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE)
 
 
 def is_abandoned(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""A run's journal as it grows, read from beside: facts and events since the last look. Nothing here writes or waits."""
+"""Follows the journal of a live run: facts and events since the last look. Nothing here writes or waits."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ LOOK_S: Final = 0.1
 """Seconds between two looks at a run that is followed; a look at an idle one takes some microseconds."""
 
 READ_BYTES_MAX: Final = 4 << 20
-"""Read of one file at one look; more of it comes with the next."""
+"""Bytes of a file that are read at one look; the rest is read at the next."""
 
 _decode_event: Final = msgspec.json.Decoder(AgentEvent).decode
 
 
 class Tail:
-    """One run's journal, followed from its beginning; `close` closes it.
+    """Follows one run's journal from its beginning; `close` closes it.
 
     Args:
-        folder: the run's, with its head; a run is over when its facts have `sealed` or nobody holds its lock.
+        folder: the run's, with its head.
 
     Raises:
         StoreError: on any look, `receipt_store_failed` where the disk fails.
@@ -47,7 +47,7 @@ class Tail:
         return [fact for fact in _decoded(self._head, msgspec.json.decode) if isinstance(fact, dict)]
 
     def events(self) -> list[AgentEvent]:
-        """Return the events that came since the last look, at most of `READ_BYTES_MAX`."""
+        """Return the events that came since the last look, up to `READ_BYTES_MAX`."""
         return list(_decoded(self._trace, _decode_event))
 
 
@@ -58,7 +58,7 @@ def _decoded(lines: _Lines, decode: Callable[[bytes], T]) -> Iterator[T]:
 
 
 class _Lines:
-    """Whole lines that were added to a file since the last look."""
+    """Reads the whole lines that were added to a file since the last look."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""The events of one run as a sequence that stays on disk: canonical bytes, one event a line, decoded when read."""
+"""Reads the events of a run, which stay on disk: canonical bytes, one event a line, decoded when read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from backplane.contract.events import AgentEvent, carried
 from backplane.errors import StoreError
 
 CHUNK_BYTES: Final = 1 << 17
-"""Read and hashed at once: SHA-256 runs at full speed, and the allocator reuses the block; from
-256 KiB on it maps fresh pages each time, measured at twice the cost."""
+"""Bytes read and hashed at once. SHA-256 runs at full speed, and the allocator reuses the block; from 256 KiB on it
+maps fresh pages each time, which was measured at twice the cost."""
 LINE_BYTES_MAX: Final = 64 << 20
 """Longest line that is read: four times the longest of the protocol."""
 LISTED_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Longest trace that a program gets as a list, some 20,000 events and 0.1 s; a longer one stays on disk."""
+"""Size limit of a trace that a program gets as a list, some 20,000 events and 0.1 s; a longer one stays on disk."""
 
 _decode_event: Final = cast("Callable[[bytes], AgentEvent]", msgspec.json.Decoder(AgentEvent).decode)
 
@@ -71,7 +71,7 @@ class Trace(Sequence[AgentEvent]):
             yield (block if left else block[:-1]).replace(b"\n", b",")
 
     def lines(self) -> Iterator[bytes]:
-        """The canonical bytes of each event."""
+        """Yield the canonical bytes of each event."""
         with self._open() as file:
             left_bytes = self.size_bytes
             for _ in range(self._count):
@@ -82,7 +82,7 @@ class Trace(Sequence[AgentEvent]):
                 if line.endswith(b"\n"):
                     line = line[:-1]
                 yield line
-                line = b""  # A long one is not kept beside the next.
+                line = b""  # Free a long one before the next is read.
 
     def __len__(self) -> int:
         return self._count
@@ -153,9 +153,8 @@ def open_plain(path: Path) -> BufferedReader:
 def read_plain(path: Path, bytes_max: int) -> bytes:
     """Read a regular file whole. Raises OSError, also if it is longer."""
     with open_plain(path) as file:
-        # Its size before its bytes: it may be one large hole.
-        data = b"" if os.fstat(file.fileno()).st_size > bytes_max else file.read(bytes_max + 1)
-        if len(data) > bytes_max or os.fstat(file.fileno()).st_size > bytes_max:
+        data = file.read(bytes_max + 1)
+        if len(data) > bytes_max:
             raise OSError(errno.EFBIG, f"it is over {bytes_max} bytes", str(path))
     return data
 

@@ -265,3 +265,43 @@ def test_nobody_says_what_a_pruned_run_changed(store: Store) -> None:
     store.prune(keep=0)
     with pytest.raises(StoreError, match="was pruned"):
         store.patch(store.find(row.run_id))
+
+
+KEEPS = """
+import sys
+from pathlib import Path
+from backplane.receipts.store import Store
+from tests.receipt_writer import stored_run
+with Store.open(Path(sys.argv[1])) as store:
+    store.recover()
+    for number in range(2):
+        print("stored", stored_run(store, [str(number)]).run_id, flush=True)
+    store.prune(keep=1)
+"""
+DISK_CALLS = "fsync,fdatasync,rename,unlink,unlinkat,pwrite64,ftruncate,mkdir,rmdir"
+
+
+@pytest.mark.needs("strace")
+@pytest.mark.timeout(300)
+def test_a_kill_before_any_change_of_the_disk_leaves_a_store_that_verifies(tmp_path: Path) -> None:
+    """While a dead run is sealed, two runs are stored and the older ones pruned; with the index and without it."""
+    for step in range(1, 200):
+        home = tmp_path / str(step)
+        with Store.open(home) as store:
+            first = stored_run(store, ["first"]).run_id
+            journal = open_journal(home)
+            journal.append(line(delta("cut off")))
+            journal.close()
+        kill = ["-e", f"trace={DISK_CALLS}", "-e", f"inject={DISK_CALLS}:signal=KILL:when={step}"]
+        command = ["strace", "-f", "-qq", "-o", "/dev/null", *kill, sys.executable, "-c", KEEPS, str(home)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WRITER_S_MAX, check=False)
+        said = [text.split()[1] for text in done.stdout.splitlines()]
+        for _ in ("with the index", "without it"):
+            with Store.open(home) as store:
+                assert store.recover().problems == (), step
+                assert store.verify_all().findings == (), step
+                assert {first, journal.run_id, *said} <= {row.run_id for row in store.scan()}, step
+            (home / "receipts.sqlite").unlink()
+        if done.returncode == 0:
+            break
+    assert step > 30
