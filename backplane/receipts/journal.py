@@ -209,14 +209,9 @@ class Journal:
         # Counting newlines costs more than writing the batch does; most callers know.
         self.count += batch.count(b"\n") if count is None else count
 
-    def keep_patch(self, patch: bytes) -> None:
-        """Write the patch that belongs to a copied run."""
-        with _disk(str(self.folder)), open(_open_new(self.folder / PATCH), "wb") as file:
-            file.write(patch)
-
     @property
     def trace(self) -> Trace:
-        """The events written so far."""
+        """Return the events written so far."""
         return Trace(self.folder / TRACE, self.count, self.size_bytes)
 
     def seal(self, body: bytes) -> None:
@@ -228,11 +223,6 @@ class Journal:
         if self._distrusted is not None:
             # After a failed fsync the kernel may call lost pages clean: a second try would lie.
             raise StoreError("receipt_store_failed", f"{self.folder} could not be synced before: {self._distrusted}")
-        fresh = self.folder / f".{RECEIPT}.new"
-        with _disk(str(self.folder)):
-            fresh.unlink(missing_ok=True)
-            with open(_open_new(fresh), "wb") as file:
-                file.write(body)
         try:
             with _disk(str(self.folder)):
                 os.fsync(self._trace)
@@ -241,12 +231,13 @@ class Journal:
                 for path in (*self.folder.glob("*/*"), *self.folder.glob("*")):
                     if path.name not in (HEAD, TRACE) and not path.is_symlink() and (path.is_file() or path.is_dir()):
                         flush_path(path)
-                os.replace(fresh, self.folder / RECEIPT)
-                for path in (self.folder, self.folder.parent):
-                    flush_path(path)
         except StoreError as error:
             self._distrusted = error.message
             raise
+        replace_file(self.folder / RECEIPT, body, durable=True)
+        with _disk(str(self.folder)):
+            flush_path(self.folder)
+            flush_path(self.folder.parent)
 
     def close(self) -> None:
         """Close the files and release the lock; a second call does nothing."""

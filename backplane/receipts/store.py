@@ -24,7 +24,7 @@ from backplane.errors import ConfigError, StoreError
 from backplane.receipts import audit, database, recovery
 from backplane.receipts.audit import AuditFinding
 from backplane.receipts.database import ChainCheckpoint, Index, ReceiptRow
-from backplane.receipts.journal import COPIED, PATCH, RECEIPT, TRACE, Facts, Journal, opening_of
+from backplane.receipts.journal import COPIED, PATCH, RECEIPT, TRACE, Facts, Journal, opening_of, replace_file
 from backplane.receipts.pieces import with_trace, without_trace
 from backplane.receipts.recovery import Orphan, Recovery
 from backplane.receipts.trace import Trace, as_trace
@@ -128,7 +128,7 @@ class Store:
             if receipt.trace:
                 journal.append(b"".join(as_trace(receipt.trace).blocks()), len(receipt.trace))
             if patch:
-                journal.keep_patch(patch)
+                replace_file(journal.folder / PATCH, patch)
             return self.append(msgspec.structs.replace(receipt, trace=journal.trace), journal)
         except BaseException:
             journal.discard()
