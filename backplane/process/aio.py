@@ -57,6 +57,35 @@ def asyncio_task() -> asyncio.Task[Any] | None:
     return asyncio.current_task()
 
 
+class Flag:
+    """A flag that is set once, and that tasks can wait for.
+
+    A run has a dozen, and most have no waiter; an `anyio.Event` takes 900 bytes, with or without one.
+    """
+
+    __slots__ = ("_event", "_is_set")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._event: anyio.Event | None = None
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._event is not None:
+            self._event.set()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    async def wait(self) -> None:
+        """Wait until the flag is set."""
+        if self._is_set:
+            await anyio.lowlevel.checkpoint()
+            return
+        self._event = self._event or anyio.Event()
+        await self._event.wait()
+
+
 async def in_time(wait: Callable[[], Awaitable[object]], timeout_s: float) -> bool:
     """Wait up to `timeout_s`, then up to `SECOND_LOOK_S`; return True if `wait` has returned."""
     for seconds in (timeout_s, SECOND_LOOK_S):
@@ -252,7 +281,7 @@ class LoopTask:
     def __init__(self, work: Callable[[], Awaitable[object]]) -> None:
         self.scope = anyio.CancelScope()
         self._work = work
-        self._over = anyio.Event()
+        self._over = Flag()
         self._fault: Exception | None = None
         loop = asyncio_loop()
         if loop is None:

@@ -18,7 +18,7 @@ from typing import Final
 import anyio
 import msgspec
 
-from backplane.process.aio import beside, in_time
+from backplane.process.aio import Flag, beside, in_time
 from backplane.process.guard import GROUP, SESSION, START, STATE, WORD_BYTES_MAX, ZOMBIE, descendants, look, look_at
 from backplane.process.launch import NO_CAGE, READ_BYTES_MAX, START_S_MAX, Cage, StartCommand, refused, spawn_failed
 from backplane.process.spawn import kill_group, spawn_guard
@@ -109,9 +109,9 @@ class Child:
         """Start time of process `pid` in clock ticks since boot; 0 until the guard reports the program."""
         self._tail = bytearray()
         self._first_word = b""
-        self._heard = anyio.Event()
+        self._heard = Flag()
         """Set at the guard's first message, at its end, or on a fault."""
-        self._exited, self._line_ended, self._stderr_ended, self._gone = (anyio.Event() for _ in range(4))
+        self._exited, self._line_ended, self._stderr_ended, self._gone = (Flag() for _ in range(4))
         self._sweep_reported = self._stopping = False
         self._step: anyio.CancelScope | None = None
         # Shielded, because a cancelled owner still needs both tasks for `stop`.

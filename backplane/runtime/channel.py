@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from backplane.contract import envelope as wire
 from backplane.errors import BackendError
-from backplane.process.aio import SECOND_LOOK_S, PipeReader, in_time
+from backplane.process.aio import SECOND_LOOK_S, Flag, PipeReader, in_time
 from backplane.process.launch import READ_BYTES_MAX
 from backplane.protocol.control import ControlEnd, Sent
 from backplane.runtime.backends import Backend, Link, ProcessBackend
@@ -51,7 +51,7 @@ class HostChannel:
         self.link = link
         self.line = line
         self.start_soon = start_soon
-        self.gone = anyio.Event()
+        self.gone = Flag()
         self._backend_id = backend.id
         self._is_ours = isinstance(backend, ProcessBackend) and backend.is_ours
         self._ending = ending

@@ -23,6 +23,7 @@ from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json
 from backplane.contract.capability import read_manifest
 from backplane.errors import BackendError, BackplaneError, ContractError, StoreError, from_code, unforeseen
+from backplane.process.aio import Flag
 from backplane.protocol.control import ControlEnd
 from backplane.protocol.messages import version_compatible
 from backplane.receipts.outcomes import End, cause
@@ -68,7 +69,7 @@ class Drive:
         self.sealed: Sealed | None = None
         self.ending = RunEnding(facts, limits.run_s)
         self.stream = EventStream()
-        self.started = anyio.Event()
+        self.started = Flag()
         """Set once the host has started or will not."""
         environ = plane.environ_of(facts.run_id)
         start = HostStart(plane.state_folder, backend, environ, plane.settings.isolation, plane.layers)

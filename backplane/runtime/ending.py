@@ -8,6 +8,7 @@ from typing import Final
 import anyio
 
 from backplane.errors import BackplaneError, unforeseen
+from backplane.process.aio import Flag
 from backplane.protocol.control import ControlEnd
 from backplane.receipts.outcomes import End
 from backplane.receipts.state import RunState
@@ -43,7 +44,7 @@ class RunEnding:
         self.end: End | None = None
         self.error: BackplaneError | None = None
         self.fault: BackplaneError | None = None
-        self.over = anyio.Event()
+        self.over = Flag()
         """Set once the host's last message has come, or can no longer come; later messages have no effect."""
         self.line: ControlEnd | None = None
         """Our end of the connection to the host; None until the host has started."""

@@ -13,7 +13,7 @@ import anyio
 from backplane.contract.canonical import Json, timestamp_at
 from backplane.contract.events import AgentEvent, carried, carry
 from backplane.errors import BackplaneError, ConfigError
-from backplane.process.aio import asyncio_task
+from backplane.process.aio import Flag, asyncio_task
 from backplane.protocol.messages import Events
 from backplane.receipts.state import OWN_LINES_MAX, RunState
 from backplane.runtime.ending import RunEnding
@@ -35,14 +35,14 @@ class EventStream:
     """
 
     def __init__(self) -> None:
-        self.ended = anyio.Event()
+        self.ended = Flag()
         self._batches: deque[Events] = deque()
         self.rest: Iterator[AgentEvent] = iter(())
         self._changed: anyio.Event | None = None
         """Set at the next change; None if no task waits for one."""
         self._is_dropped = False
-        self._readers: weakref.WeakSet[RunReader] = weakref.WeakSet()
-        """Iterators over the events, as long as they are referenced."""
+        self._readers: list[weakref.ref[RunReader]] = []
+        """Iterators over the events, which count as long as they are referenced elsewhere."""
 
     def add(self, batches: Iterable[Events]) -> None:
         """Add events without a wait for the reader."""
@@ -82,7 +82,11 @@ class EventStream:
 
     def is_read_elsewhere(self) -> bool:
         """Return True if a task that still runs, and is not the current one, iterates over the events."""
-        return bool(self._readers) and any(reader.is_elsewhere() for reader in self._readers)
+        return any((reader := known()) is not None and reader.is_elsewhere() for known in self._readers)
+
+    def add_reader(self, reader: RunReader) -> None:
+        """Remember an iterator as long as it is referenced elsewhere."""
+        self._readers = [*(known for known in self._readers if known() is not None), weakref.ref(reader)]
 
     async def drained(self) -> None:
         """Wait for the end of the run; without a reader in another task, discard its events."""
@@ -119,7 +123,7 @@ class RunReader:
             raise ConfigError("config_invalid", fact, hint=hint)
         self._stream, self._next = stream, stream.next
         self._task_id, self._task = anyio.get_current_task().id, asyncio_task()
-        stream._readers.add(self)
+        stream.add_reader(self)
 
     def __aiter__(self) -> Self:
         return self

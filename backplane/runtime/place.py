@@ -22,7 +22,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.work import Mode
 from backplane.errors import BackplaneError, WorkspaceError, unforeseen
 from backplane.policy.rules import has_rules_of
-from backplane.process.aio import LoopTask
+from backplane.process.aio import Flag, LoopTask
 from backplane.receipts.enforcement import held_by
 from backplane.receipts.journal import held_fact, host_fact
 from backplane.receipts.state import RunState
@@ -83,7 +83,7 @@ class RunPlace:
         self._unused: HostSetup | None = None
         """The setup that was planned for this run, but not used, as the run took a waiting host; otherwise None."""
         self._making: LoopTask | None = None
-        self._staged, self._made = anyio.Event(), anyio.Event()
+        self._staged, self._made = Flag(), Flag()
         self._workspace: Workspace | None = None
         self._error: BackplaneError | None = None
         """The error of making the workspace or opening the store."""
