@@ -30,12 +30,13 @@ def behind(request: pytest.FixtureRequest, server: ModelServer) -> Iterator[tupl
 REFUSED: dict[ProtocolName, str] = {
     "openai_compatible": "content_filter",
     "openai_responses": "content_filter",
-    "anthropic": "end_turn",
+    "anthropic": "refusal",
     "gemini_ai_studio": "STOP",
 }
 """How a refusal ends for a client of this interface, from a service of the other family.
 
-OpenAI's services refuse in an answer that ends as usual, the others by the reason of the end."""
+OpenAI's services refuse in an answer that ends as usual, the others by the reason of the end; Anthropic's clients are
+told that reason also for OpenAI's form."""
 OPENAI = ("openai_compatible", "openai_responses")
 
 
