@@ -179,6 +179,18 @@ FREE_TEXT: Final[dict[str, Any]] = {
 """Schema of a free-text tool for a server whose tools accept only objects."""
 
 
+def as_function(tool: ToolSpec) -> ToolSpec:
+    """Return the function for a free-text tool; its grammar becomes a part of the description."""
+    words = [tool.description or ""]
+    for members in tool.ext.values():
+        grammar = members.get("format")
+        if isinstance(grammar, dict) and isinstance(grammar.get("definition"), str):
+            words.append(f"`input` follows this {grammar.get('syntax') or ''} grammar:\n{grammar['definition']}")
+    return msgspec.structs.replace(
+        tool, kind="function", schema=FREE_TEXT, description="\n\n".join(filter(None, words)) or None
+    )
+
+
 def _callable(tools: tuple[ToolSpec, ...], limits: ServerLimits, ledger: LossLedger) -> list[ToolSpec]:
     """Return the tools without those that the source's vendor runs, as the target cannot have them."""
     out = []
@@ -187,7 +199,7 @@ def _callable(tools: tuple[ToolSpec, ...], limits: ServerLimits, ledger: LossLed
             ledger.drop(tool.at, "tool", f"{tool.name} is run by {ledger.source} itself", tool.payload)
         elif tool.kind == "custom" and limits.takes_objects:
             ledger.degrade(tool.at, "tool", "a tool for free text takes an object with the member input here")
-            out.append(msgspec.structs.replace(tool, kind="function", schema=FREE_TEXT))
+            out.append(as_function(tool))
         else:
             out.append(tool)
     return out

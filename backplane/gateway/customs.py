@@ -7,7 +7,7 @@ member `input`, and the model's calls of them become custom calls again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -23,18 +23,11 @@ from backplane.dialects.ir import (
     StreamEnded,
     StreamEvent,
     ToolOutput,
-    ToolSpec,
     ToolUse,
 )
+from backplane.dialects.limits import FREE_TEXT, as_function
 
-MEMBER: Final = "input"
-SCHEMA: Final[dict[str, Json]] = {
-    "type": "object",
-    "properties": {MEMBER: {"type": "string"}},
-    "required": [MEMBER],
-    "additionalProperties": False,
-}
-"""JSON Schema of a function that stands for a custom tool."""
+(MEMBER,) = FREE_TEXT["required"]
 
 
 def lifted(document: dict[str, Any]) -> dict[str, Any]:
@@ -72,21 +65,12 @@ def functions_only(conversation: Conversation) -> tuple[Conversation, frozenset[
     names = frozenset(tool.name for tool in conversation.tools if tool.kind == "custom")
     if not names and not any(_is_custom(part) for message in conversation.messages for part in message.parts):
         return conversation, names
-    tools = tuple(_function(tool) if tool.kind == "custom" else tool for tool in conversation.tools)
+    tools = tuple(
+        msgspec.structs.replace(as_function(tool), ext={}, payload=None) if tool.kind == "custom" else tool
+        for tool in conversation.tools
+    )
     messages = tuple(map(_message, conversation.messages))
     return msgspec.structs.replace(conversation, tools=tools, messages=messages, raw=None), names
-
-
-def _function(tool: ToolSpec) -> ToolSpec:
-    """Return the function for a custom tool; its grammar becomes a part of the description."""
-    words = [tool.description or ""]
-    for members in tool.ext.values():
-        grammar = members.get("format")
-        if isinstance(grammar, dict) and isinstance(grammar.get("definition"), str):
-            words.append(f"`{MEMBER}` follows this {grammar.get('syntax') or ''} grammar:\n{grammar['definition']}")
-    return msgspec.structs.replace(
-        tool, kind="function", schema=SCHEMA, description="\n\n".join(filter(None, words)) or None, ext={}, payload=None
-    )
 
 
 def _is_custom(part: Part) -> bool:
