@@ -10,6 +10,7 @@ from backplane import config
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store, wrong_words
+from backplane.gateway.journal import prune
 from backplane.receipts.store import Store
 
 HELP = "Remove the files of older runs. Their entries stay in the chain of receipts, which can still be verified."
@@ -29,7 +30,7 @@ def options(p: Parser) -> None:
     add.value(p, "--keep", metavar="N", type=add.number, help="keep the newest N runs")
     add.value(
         p, "--older", metavar="SPAN", dest="ended_before_ms", type=add.ago,
-        help="prune runs that ended longer ago than SPAN, such as 12h or 90d",
+        help="prune runs that ended longer ago than SPAN, such as 12h or 90d, and records of the gateway",
     )  # fmt: skip
     add.value(
         p, "--size", metavar="BYTES", dest="bytes_max", type=size,
@@ -46,8 +47,18 @@ def run(args: Args) -> int:
         with open_store() as store:
             count = store.prune(**bounds, dry_run=True)
         streams.write(f"{streams.count(count, 'run')} would be pruned; nothing was removed\n")
+        _prune_gateway(args, "would be pruned")
         return 0
     with Store.open(config.home(os.environ)) as store:
         count = store.prune(**bounds)
     streams.write(f"{streams.count(count, 'run')} pruned; the chain of receipts can still be verified\n")
+    _prune_gateway(args, "pruned")
     return 0
+
+
+def _prune_gateway(args: Args, done: str) -> None:
+    if args.ended_before_ms is None:
+        return
+    count = prune(config.home_path(os.environ), args.ended_before_ms, dry_run=args.dry_run)
+    if count:
+        streams.write(f"{streams.count(count, 'record')} of the gateway {done}\n")

@@ -224,6 +224,26 @@ def _exchanges(path: Path) -> list[tuple[ExchangeBegin, ExchangeFirst | None, Ex
     return [(begin, firsts.get(id), ends.get(id)) for id, begin in begins.items()]
 
 
+def prune(home: Path, before_ms: int, *, dry_run: bool = False) -> int:
+    """Remove the records of older starts, with their bodies; return how many files of records.
+
+    A file with exchanges of this month stays, as budgets are read from it.
+
+    Args:
+        before_ms: keep the files that were written later; milliseconds since 1970.
+    """
+    found = 0
+    for path in sorted((home / FOLDER).glob(f"*{SUFFIX}")):
+        written_ns = path.stat().st_mtime_ns
+        is_this_month = timestamp_at(written_ns)[:7] == now()[:7]
+        if written_ns >= before_ms * 1_000_000 or is_this_month or _is_written(path):
+            continue
+        found += 1
+        for one in () if dry_run else path.parent.glob(f"{path.stem}.*"):
+            one.unlink(missing_ok=True)
+    return found
+
+
 # Readers --------------------------------------------------------------------------------------------------------------
 
 

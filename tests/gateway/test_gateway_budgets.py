@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from backplane.cli import main
 from backplane.errors import StoreError
 from backplane.gateway.journal import SUFFIX, ExchangeJournal, new_id, now
 from backplane.gateway.record import ExchangeBegin, ExchangeEnd
@@ -160,6 +161,28 @@ def test_bodies_go_with_the_record_that_they_belong_to(tmp_path: Path) -> None:
         record.unlink()
         with gateway(services, {"m": "a"}, tmp_path, bodies=True):
             assert list((tmp_path / "gateway").glob("*.bodies*")) == []
+
+
+def test_old_records_go_with_their_bodies_and_those_of_this_month_stay(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BACKPLANE_HOME", str(tmp_path))
+    with ModelServer([Turn(text="ok")] * 2) as server:
+        services = {"a": backend(server, CHAT)}
+        with gateway(services, {"m": "a"}, tmp_path, bodies=True) as gate:
+            assert said(gate)[0] == 200
+            assert gate.ends
+    (record,) = (tmp_path / "gateway").glob(f"*{SUFFIX}")
+    files = sorted(record.parent.iterdir())
+    assert len(files) == 2
+    now_s = record.stat().st_mtime
+    for age_s, words, left in ((0, "0s", 2), (70 * 86_400, "90d", 2), (100 * 86_400, "90d", 0)):
+        os.utime(record, (now_s - age_s, now_s - age_s))
+        assert main(["prune", "--older", words, "--dry-run"]) == 0
+        assert sorted(record.parent.iterdir()) == files
+        assert main(["prune", "--older", words]) == 0
+        assert len(list(record.parent.iterdir())) == left
+    assert "1 record of the gateway pruned" in capfd.readouterr().out
 
 
 # Heads that are sent early --------------------------------------------------------------------------------------------
