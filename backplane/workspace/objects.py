@@ -36,6 +36,9 @@ _INDEX_BYTES_MAX: Final = 256 << 20
 """Size in bytes of the longest index that is read; one of a million objects has 28 MiB."""
 
 _NAMES_AT: Final = len(_INDEX_HEAD) + 256 * 4
+_LOW: Final = 0xFFFFFFFF
+"""Mask of the bits that git's index keeps of a number."""
+
 _LARGE: Final = 1 << 31
 """Offsets from here on have eight bytes, in a table of their own."""
 
@@ -101,14 +104,13 @@ def index_of(leaves: Mapping[str, Leaf], facts: Callable[[str], tuple[int, int, 
         facts: returns inode, size, modification and change time (in ns) of a file.
     """
     rows = [b"DIRC" + struct.pack(">2I", 2, len(leaves))]
-    user = os.geteuid(), os.getegid()
+    numbers, user, group = struct.Struct(">10I").pack, os.geteuid(), os.getegid()
     for name, path in sorted((os.fsencode(path), path) for path in leaves):
         inode, size, changed_ns, altered_ns = facts(path)
-        times = (*divmod(altered_ns, 1_000_000_000), *divmod(changed_ns, 1_000_000_000))
-        numbers = (*times, 0, inode, leaves[path].mode, *user, size)
-        oid = bytes.fromhex(leaves[path].oid)
-        row = struct.pack(">10I", *(number & 0xFFFFFFFF for number in numbers)) + oid
-        row += struct.pack(">H", min(len(name), 0xFFF)) + name
+        (altered_s, altered_ns), (changed_s, changed_ns) = divmod(altered_ns, 10**9), divmod(changed_ns, 10**9)
+        times = altered_s & _LOW, altered_ns, changed_s & _LOW, changed_ns
+        row = numbers(*times, 0, inode & _LOW, leaves[path].mode, user, group, size & _LOW)
+        row += bytes.fromhex(leaves[path].oid) + min(len(name), 0xFFF).to_bytes(2, "big") + name
         rows.append(row + bytes(8 - len(row) % 8))
     data = b"".join(rows)
     checksum: bytes = new_hash(data, sha256=sha256).digest()
@@ -179,7 +181,7 @@ class PackWriter:
         self._known.add(name)
         if self._file is None:
             self._file = open(self._path, "xb+", opener=_private)  # noqa: SIM115 - closed by `finish`
-            self._write(b"PACK" + bytes(8))
+            self._size = self._file.write(b"PACK" + bytes(8))
         head, size = bytearray((_NUMBERS[kind] << 4 | len(data) & 15,)), len(data) >> 4
         while size:
             head[-1] |= 0x80
@@ -187,12 +189,7 @@ class PackWriter:
             size >>= 7
         packed = bytes(head) + zlib.compress(data, 0)
         self._rows.append((name, zlib.crc32(packed), self._size))
-        self._write(packed)
-
-    def _write(self, data: bytes) -> None:
-        assert self._file is not None, "opened by the first object"
-        self._file.write(data)
-        self._size += len(data)
+        self._size += self._file.write(packed)
 
     def finish(self) -> None:
         """Complete the pack and write its index; do nothing if no object is new. Raises OSError."""

@@ -6,10 +6,10 @@ Every selected file of the original is read once: copied, hashed, and stored if 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 
 from backplane.errors import PolicyError
@@ -19,7 +19,7 @@ from backplane.workspace.copying import OVER_QUOTA, copy_file, copy_link
 from backplane.workspace.history import AGENT_FOLDERS, History, write_one_commit
 from backplane.workspace.objects import Leaf, index_of, object_id
 from backplane.workspace.repo import Repo
-from backplane.workspace.tree import GIT_NAME, Listing, Scope, names_repository, open_folder, parent, read_file
+from backplane.workspace.tree import GIT_NAME, Listing, Scope, names_repository, open_folder, opened, parent, read_file
 
 
 class Staging:
@@ -104,28 +104,41 @@ class Staging:
 
     def _copied(self, root: str, *, sha256: bool) -> Iterator[tuple[str, Leaf, bytes, bool]]:
         """Copy every file, and yield those that are to be stored; a file removed meanwhile is not in the baseline."""
-        with closing(_Source(str(self._original), self._listing)) as source:
-            for path, facts in self._listing.files:
-                if self._scope.stopped():
-                    self._scope.go_on()
-                try:
-                    found = self._copy_entry(source, root, path, facts, sha256=sha256)
-                except FileNotFoundError as error:
-                    if os.path.lexists(self._original / path):
-                        raise self._scope.cannot("copy", path, error) from error
-                    continue
-                except OSError as error:
-                    if error.errno == errno.EDQUOT and error.strerror == OVER_QUOTA:
-                        raise self._scope.over_quota() from error
-                    raise self._scope.cannot("copy", path, error) from error
-                if found is not None:
-                    yield path, *found
+        folders = dict(self._listing.folders)
+        for above, files in itertools.groupby(self._listing.files, lambda entry: parent(entry[0])):
+            try:
+                folder = open_folder(str(self._original), (above, folders[above]))
+            except OSError as error:
+                self._pass_over(above, error)
+                continue
+            with opened(folder):
+                for path, facts in files:
+                    if self._scope.stopped():
+                        self._scope.go_on()
+                    try:
+                        found = self._copy_entry(folder, path[len(above) :], f"{root}/{path}", path, facts, sha256)
+                    except OSError as error:
+                        self._pass_over(path, error)
+                    else:
+                        if found is not None:
+                            yield path, *found
+
+    def _pass_over(self, path: str, error: OSError) -> None:
+        """Return if a file or folder was removed since it was listed. Raises WorkspaceError for any other error."""
+        if isinstance(error, FileNotFoundError) and not os.path.lexists(self._original / path):
+            return
+        if error.errno == errno.EDQUOT and error.strerror == OVER_QUOTA:
+            raise self._scope.over_quota() from error
+        raise self._scope.cannot("copy", path, error) from error
 
     def _copy_entry(
-        self, source: _Source, root: str, path: str, facts: os.stat_result, *, sha256: bool
+        self, folder: int, name: str, target: str, path: str, facts: os.stat_result, sha256: bool
     ) -> tuple[Leaf, bytes, bool] | None:
-        """Copy a file or link; return it, its content, and if it is kept apart; None if it is not stored."""
-        folder, name, target = source.folder(path), os.path.basename(path), f"{root}/{path}"
+        """Copy a file or link; return it, its content, and if it is kept apart; None if it is not stored.
+
+        Args:
+            folder: handle of the folder that has it.
+        """
         data: bytes | None
         if stat.S_ISLNK(facts.st_mode):
             data, made = copy_link(folder, name, target, facts)
@@ -186,27 +199,6 @@ class Staging:
                     if self._left_bytes < 0:
                         raise self._scope.over_quota()
                     objects.blob(*found)
-
-
-class _Source:
-    """Opens the folders of an original, one at a time, while their files are copied."""
-
-    def __init__(self, root: str, listing: Listing) -> None:
-        self._root, self._folders = root, dict(listing.folders)
-        self._open: tuple[str, int] | None = None
-
-    def folder(self, path: str) -> int:
-        """Return a handle of the folder that a file is in. Raises OSError."""
-        above = parent(path)
-        if self._open is None or self._open[0] != above:
-            self.close()
-            self._open = (above, open_folder(self._root, (above, self._folders[above])))
-        return self._open[1]
-
-    def close(self) -> None:
-        if self._open is not None:
-            os.close(self._open[1])
-            self._open = None
 
 
 def _exclude_line(path: str) -> bytes:

@@ -138,8 +138,10 @@ def unguessable() -> str:
 
 def names_repository(path: str) -> bool:
     """Return True if a part of a path means `.git` on some system, so that git refuses a patch with it."""
-    parts = (part.lower() for part in path.split("/"))
-    return any(part.rstrip(". ") == GIT_NAME or part == _GIT_SHORT for part in parts)
+    lowered = path.lower()
+    if GIT_NAME not in lowered and _GIT_SHORT not in lowered:
+        return False
+    return any(part.rstrip(". ") == GIT_NAME or part == _GIT_SHORT for part in lowered.split("/"))
 
 
 def parent(path: str) -> str:
