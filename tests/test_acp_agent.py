@@ -164,10 +164,14 @@ def test_a_stored_session_is_listed_loaded_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_another_mode_continues_on_another_backend(tmp_path: Path) -> None:
-    with ModelServer([Turn(text="first"), Turn(text="second")]) as server, editor(tmp_path, server) as one:
+    absent = '[backends.absent]\nhost = "acp"\noptions = { program = "no-such-program" }\n'
+    script = [Turn(text="first"), Turn(text="second")]
+    with ModelServer(script) as server, editor(tmp_path, server, more=absent) as one:
         made = one.ask("session/new", cwd=str(tmp_path / "work"), mcpServers=[])
         assert made["modes"]["currentModeId"] == "one"
-        assert {"one", "two"} <= {mode["id"] for mode in made["modes"]["availableModes"]}
+        modes = {mode["id"] for mode in made["modes"]["availableModes"]}
+        assert {"one", "two"} <= modes
+        assert "absent" not in modes  # Its program is not on this machine.
         id = made["sessionId"]
         one.ask("session/prompt", sessionId=id, prompt=WORDS)
         assert one.ask("session/set_mode", sessionId=id, modeId="two") == {}

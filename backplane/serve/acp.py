@@ -31,6 +31,7 @@ from backplane.protocol.jsonrpc import (
 )
 from backplane.providers import ProviderRegistry, Session, SessionConfig, TurnOutcome, store
 from backplane.providers.failures import ProviderError
+from backplane.runtime import readiness
 from backplane.serve import editor
 
 PROTOCOL: Final = 1
@@ -331,8 +332,11 @@ def _folder(cwd: str) -> Path:
 
 
 def _modes(one: _Open) -> Json:
-    modes: list[Json] = [{"id": name, "name": name} for name in one.registry.list()]
-    return {"currentModeId": one.session.provider, "availableModes": modes}
+    """Return the backends that can be started here, and the session's own."""
+    plane, own = one.registry.plane, one.session.provider
+    ready = (status.id for status in readiness.known(plane.settings, plane.environ) if status.ready)
+    modes: list[Json] = [{"id": name, "name": name} for name in sorted({own, *ready})]
+    return {"currentModeId": own, "availableModes": modes}
 
 
 def _row(home: Path, file: SessionFile) -> Json:
