@@ -19,7 +19,7 @@ from backplane.contract import canonical
 from backplane.contract.receipt import Receipt, read_receipt
 from backplane.errors import ConfigError, ContractError, StoreError
 from backplane.receipts import signatures
-from backplane.receipts.audit import AuditFinding, patch_faults, patch_hash
+from backplane.receipts.audit import AuditFinding, patch_claim, patch_faults, patch_hash
 from backplane.receipts.database import ReceiptRow
 from backplane.receipts.journal import FILE_MODE, HEAD, PATCH, RECEIPT, TRACE, disk_error
 from backplane.receipts.pieces import canonical_chunks, is_intact
@@ -200,10 +200,15 @@ def check_patch(receipt: Receipt, path: Path, patch: bytes) -> None:
     fault: str | None = None
     if not patch:
         fault = next(patch_faults(receipt, path), None)
-    elif canonical.sha256_hex(patch) != patch_hash(receipt):
+    elif canonical.sha256_hex(patch) != patch_hash(receipt) or _size_of_patch(receipt) not in (None, len(patch)):
         fault = "the patch is not the one that the receipt names"
     if fault is not None:
         raise StoreError("receipt_hash_mismatch", f"{path}: {fault}")
+
+
+def _size_of_patch(receipt: Receipt) -> int | None:
+    size = patch_claim(receipt).get("bytes")
+    return size if isinstance(size, int) else None
 
 
 def _read_inside(path: Path) -> bytes:
