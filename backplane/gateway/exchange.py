@@ -12,9 +12,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import httpx
 import msgspec
 
-from backplane.dialects import check_losses, dialect, framing, unnamed_losses
-from backplane.dialects.ir import Loss, Message, Text, TokenCounts
-from backplane.dialects.pairing import paired
+from backplane.dialects import check_losses, framing
+from backplane.dialects.ir import Loss, TokenCounts
 from backplane.errors import TranslationError
 from backplane.gateway.answers import (
     COUNT_BYTES,
@@ -27,19 +26,18 @@ from backplane.gateway.answers import (
     counted_body,
     usage_of,
 )
-from backplane.gateway.customs import functions_only
 from backplane.gateway.frames import encode
-from backplane.gateway.fronts import AUGMENT, GEMINI, RESPONSES, ClientCall, stream_of
+from backplane.gateway.fronts import GEMINI, RESPONSES, ClientCall, stream_of
 from backplane.gateway.kept import KeptResponse, Responses, items_of, keep_response
 from backplane.gateway.proofs import Proofs
 from backplane.gateway.routes import Answering, ModelTarget
 from backplane.gateway.service import Services
+from backplane.gateway.translation import Route, Translations
 from backplane.sandbox.http import Refused
-from backplane.upstream.arguments import sendable
 from backplane.upstream.client import RefusedAnswer
-from backplane.upstream.endpoint import PROTOCOLS, address, body_of, headers_of
+from backplane.upstream.endpoint import address, body_of, headers_of
 from backplane.upstream.failure import UpstreamError, UpstreamFailure, stream_failure
-from backplane.upstream.ladder import next_step, prepare
+from backplane.upstream.ladder import next_step
 from backplane.upstream.meter import asked_tokens
 
 MOVABLE: Final = frozenset(
@@ -50,12 +48,6 @@ MOVABLE: Final = frozenset(
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bytes of an answer that is not streamed; images in base64 have some 30 MB."""
-
-OURS: Final = frozenset({"/model", "/stream", "/stream_options", "/previous_response_id", "/store"})
-"""Members of a request that the gateway sets or heeds itself, so that a change there is no loss."""
-
-BILLING: Final = "x-anthropic-billing-header:"
-"""Beginning of a system text that Claude Code changes with each request, for its own service."""
 
 FOREIGN_MEMBERS: Final = ("api_base", "api_key", "base_url")
 """Members that some gateways let a client name the service with; none is ever heeded here."""
@@ -128,6 +120,7 @@ class Shared(NamedTuple):
     services: Services
     proofs: Proofs
     responses: Responses
+    translations: Translations
     is_strict: bool
     """Refuse a translation that loses something."""
 
@@ -242,29 +235,17 @@ class Exchange:
         Raises:
             TranslationError: its meaning would break, or something is lost and the gateway is strict.
         """
-        front, writer, document = self.call.front, dialect(target.dialect), self._continued(target)
-        document = document.get(_WRAPPED, document)
-        read = front.read(document)
-        plain, self._customs = functions_only(read.value)
-        conversation, mended = sendable(plain, writer.limits.tool_name)
-        protocol = target.endpoint.protocol
-        repaired = paired(conversation, ids_optional=PROTOCOLS[protocol].ids_optional)
-        options = {name: value for name, value in repaired.value.options.items() if name != "stream"}
-        if self.stream and PROTOCOLS[protocol].path:
-            options["stream"] = True
-        changed = msgspec.structs.replace(
-            repaired.value, model=target.model, options=options,
-            messages=tuple(filter(None, map(without_billing, repaired.value.messages))),
+        document = self._continued(target)
+        route = Route(
+            front=self.call.front, dialect=target.dialect, protocol=target.endpoint.protocol, model=target.model,
+            stream=self.stream,
         )  # fmt: skip
-        written = writer.from_ir(changed)
-        request, added = prepare(protocol, written.value, parallel=True)
-        named = (*read.losses, *mended, *repaired.losses, *written.losses, *added)
-        if front is not AUGMENT:  # Its requests are only read, so they cannot be compared.
-            named += tuple(unnamed_losses(document, request, dialect(front.dialect), writer, named))
-        losses = tuple(loss for loss in named if loss.is_material and loss.path not in OURS)
+        account = self._account(target)
+        written = self._shared.translations.write(route, account, document.get(_WRAPPED, document))
+        self._customs = written.customs
         if self._shared.is_strict and self.call.action == "generate":
-            check_losses(losses, "fail")
-        return self._shared.proofs.restore(self._account(target), target.dialect, request), losses
+            check_losses(written.losses, "fail")
+        return self._shared.proofs.restore(account, target.dialect, written.request), written.losses
 
     # The three ways to ask
 
@@ -469,16 +450,6 @@ def check_members(document: Mapping[str, Any]) -> None:
         raise TranslationError(
             "dialect_mapping_failed", f"the request has {found[0]!r}; only the gateway's configuration names services"
         )
-
-
-def without_billing(message: Message) -> Message | None:
-    """Return a message without the text that is only for its own vendor's books; None if nothing else is in it."""
-    if message.role != "system":
-        return message
-    parts = tuple(part for part in message.parts if not (isinstance(part, Text) and part.text.startswith(BILLING)))
-    if len(parts) == len(message.parts):
-        return message
-    return msgspec.structs.replace(message, parts=parts) if parts else None
 
 
 def with_query(url: str, query: str) -> str:

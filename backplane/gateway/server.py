@@ -31,6 +31,7 @@ from backplane.gateway.kept import KeptStore
 from backplane.gateway.proofs import Proofs
 from backplane.gateway.routes import AgentTarget, Answering
 from backplane.gateway.service import Services
+from backplane.gateway.translation import Translations
 from backplane.process.aio import beside
 from backplane.sandbox.http import HttpClient, Refused
 from backplane.upstream.client import RefusedAnswer
@@ -198,7 +199,7 @@ class FrontServer(Generic[UserT]):
         prefix: str = "",
     ) -> None:  # fmt: skip
         self._keeper, self._hosts, self._prefix = keeper, hosts, prefix
-        self._shared = Shared(services, Proofs(), KeptStore(), is_strict)
+        self._shared = Shared(services, Proofs(), KeptStore(), Translations(), is_strict)
         self._open = 0
 
     async def attend(self, end: socket.socket) -> None:
