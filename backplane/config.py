@@ -245,11 +245,13 @@ class GatewayAgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         root: Folder that its runs work on, in a copy; each result is a patch for `backplane apply` (absolute after
             `load`).
         backend: Backend of the runs; None takes the agent's name.
+        model: Model that the agent uses; None is the backend's own choice.
         policy: Policy of the runs: a shipped one or a file; None takes the configured one.
     """
 
     root: str
     backend: str | None = None
+    model: str | None = None
     policy: str | None = None
 
 

@@ -97,7 +97,7 @@ class AgentExchange:
             check_losses(self.report.losses, "fail")
         losses = ("x-backplane-losses", str(len(self.report.losses)))
         reply.expect([("content-type", self.call.kind), losses])
-        given: Any = {"root": self._row.root, "policy": self._row.policy}
+        given: Any = {"root": self._row.root, "policy": self._row.policy, "model": self._row.model}
         async with self._plane.start(task_of(conversation), self._backend, **given) as run:
             self.report.was_asked = True
             answer = _Answer(self.call, self.document, targets[0].model, run.id, stream=self.stream)

@@ -28,10 +28,10 @@ async function collect(iterator) {
 
 // OpenAI: Chat --------------------------------------------------------------------------------------------------------
 
-function chatQuestion({ text, image, tools, think }) {
+function chatQuestion({ text, image, tools, think, model = MODEL }) {
   const picture = { type: "image_url", image_url: { url: `data:image/png;base64,${image}` } };
   return {
-    model: MODEL,
+    model,
     messages: [{ role: "user", content: image ? [{ type: "text", text }, picture] : text }],
     ...(tools && { tools: tools.map((tool) => ({ type: "function", function: tool })) }),
     ...(think && { reasoning_effort: "high" }),
@@ -82,11 +82,11 @@ const chat = {
 
 // OpenAI: Responses ---------------------------------------------------------------------------------------------------
 
-function responsesQuestion({ text, image, tools, think }) {
+function responsesQuestion({ text, image, tools, think, model = MODEL }) {
   const picture = { type: "input_image", detail: "auto", image_url: `data:image/png;base64,${image}` };
   const content = [{ type: "input_text", text }, ...(image ? [picture] : [])];
   return {
-    model: MODEL,
+    model,
     input: [{ role: "user", content }],
     ...(tools && { tools: tools.map((tool) => ({ type: "function", strict: false, ...tool })) }),
     ...(think && { reasoning: { effort: "high", summary: "auto" } }),
@@ -134,10 +134,10 @@ const responses = {
 
 // Anthropic: Messages -------------------------------------------------------------------------------------------------
 
-function messagesQuestion({ text, image, tools, think }) {
+function messagesQuestion({ text, image, tools, think, model = MODEL }) {
   const picture = { type: "image", source: { type: "base64", media_type: "image/png", data: image } };
   return {
-    model: MODEL,
+    model,
     max_tokens: 4000,
     messages: [{ role: "user", content: [{ type: "text", text }, ...(image ? [picture] : [])] }],
     ...(tools && { tools: tools.map(({ parameters, ...tool }) => ({ ...tool, input_schema: parameters })) }),
@@ -192,11 +192,11 @@ const messages = {
 
 // Google: generateContent ---------------------------------------------------------------------------------------------
 
-function geminiQuestion({ text, image, tools, think }) {
+function geminiQuestion({ text, image, tools, think, model = MODEL }) {
   const picture = { inlineData: { mimeType: "image/png", data: image } };
   const offered = tools?.map(({ parameters, ...tool }) => ({ ...tool, parametersJsonSchema: parameters }));
   return {
-    model: MODEL,
+    model,
     contents: [{ role: "user", parts: [{ text }, ...(image ? [picture] : [])] }],
     config: {
       ...(offered && { tools: [{ functionDeclarations: offered }] }),

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from backplane.config import GatewayAgentSettings
 from backplane.testing import PROTOCOLS, Call, Failure, Fault, ModelServer, ProtocolName, ScriptUsage, Turn
 from tests.gateway.ground import Gate, all_of, gateway
 from tests.gateway.test_gateway_sdks import OPENAI, REFUSED
@@ -234,6 +235,23 @@ def test_a_failed_response_is_no_answer(behind: tuple[ProtocolName, Gate], serve
     server.play(Turn(text="so far", fault=Fault(failure=Failure(message="as scripted")), times=None))
     answer = sdks.ask("openai_responses", "stream", gate)
     assert answer.get("error") or answer["stop"] == "failed", answer
+
+
+@pytest.mark.parametrize("front", PROTOCOLS)
+def test_an_agent_as_a_model_is_heard(server: ModelServer, front: ProtocolName, sdks: Sdks, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    write = Call(name="write_file", input={"path": "made.txt", "content": "marmot\n"})
+    agents = {"maker": GatewayAgentSettings(root=str(tmp_path / "work"), backend="anthropic", model="m")}
+    with gateway(all_of(server), {}, agents=agents) as gate:
+        for way in WAYS:
+            server.play([Turn(reasoning="hm", text="I write.", calls=(write,)), Turn(text="All done.")])
+            answer = sdks.ask(front, way, gate, model="agent/maker")
+            assert "All done." in answer.get("text", ""), answer
+            assert "backplane apply" in answer["text"], answer
+            assert "hm" in answer["reasoning"], answer
+        server.play([Turn(text="so far", calls=(write,)), Turn(fault=Fault(status=401, message="as scripted"))])
+        answer = sdks.ask(front, "helper", gate, model="agent/maker")
+        assert "as scripted" in answer.get("message", answer.get("stop")), answer
 
 
 @pytest.mark.parametrize("front", PROTOCOLS)
