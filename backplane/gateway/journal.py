@@ -27,6 +27,8 @@ FOLDER: Final = "gateway"
 SUFFIX: Final = ".jsonl"
 LOCK_S_MAX: Final = 2.0
 """Seconds to wait for another gateway of the same state folder; a stopped one may hold its lock for longer."""
+TICK_NS: Final = 1_000_000_000
+"""Nanoseconds that two changes of a folder may lie apart and have one time; most file systems need 4 ms."""
 LOCK_TRIES: Final = 5
 """Times that a file's lock is tried, a millisecond apart: a reader that looks whether it is locked locks it, too."""
 _encode: Final = msgspec.json.Encoder().encode
@@ -80,6 +82,10 @@ class ExchangeJournal:
         self._spending = Spending()
         self._read: dict[str, int] = {}
         """Name of another start's file → bytes of it that were read."""
+        self._written: set[str] = set()
+        """Names of files to which another gateway may write."""
+        self._listed_ns: int | None = None
+        """Time of the folder's last change when its files were listed; None lists them again."""
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             stamp = time.strftime("%Y-%m-%dT%H%M%S", time.gmtime())
@@ -129,11 +135,18 @@ class ExchangeJournal:
 
     def _read_on(self) -> None:
         """Read the new lines of other starts."""
-        with os.scandir(self._folder) as entries:
-            for entry in entries:
-                is_other = entry.name.endswith(SUFFIX) and entry.name != self.path.name
-                if is_other and entry.stat().st_size > self._read.get(entry.name, 0):
-                    self._read_file(Path(entry.path))
+        changed_ns = os.fstat(self._lock).st_mtime_ns
+        if changed_ns != self._listed_ns:
+            for name in os.listdir(self._folder):
+                if name.endswith(SUFFIX) and name != self.path.name and name not in self._read:
+                    self._read[name] = 0
+                    self._written.add(name)
+            # The next file may be made in the same tick of the file system's clock.
+            self._listed_ns = changed_ns if time.time_ns() - changed_ns > TICK_NS else None
+        for name in self._written:
+            with suppress(FileNotFoundError):  # It was pruned.
+                if (self._folder / name).stat().st_size > self._read[name]:
+                    self._read_file(self._folder / name)
 
     def _read_file(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -157,10 +170,15 @@ class ExchangeJournal:
                 before = len(self._spending.open)
                 self._read_file(path)
                 if is_over and len(self._spending.open) > before:
+                    if path.stat().st_size > self._read[path.name]:
+                        os.write(fd, b"\n")  # Ends a torn line.
                     for begin, first, end in _exchanges(path):
                         if end is None:
                             _append(fd, _interrupted(begin, first))
                     self._read_file(path)
+                self._read.setdefault(path.name, 0)
+                if not is_over:
+                    self._written.add(path.name)
             finally:
                 os.close(fd)
 

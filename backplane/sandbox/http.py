@@ -32,7 +32,7 @@ CHUNK_BYTES: Final = 64 * 1024
 """Maximum number of bytes copied at once, in each direction."""
 
 CLOSED_LOOK_S: Final = 0.05
-"""Seconds between two checks whether a client has closed its connection; the model behind it costs money until then."""
+"""Seconds between two checks whether a client has closed its connection, while it sends; else that is seen at once."""
 
 UNREAD_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes read of a request that is refused: a client that is cut off while it sends does not read the answer."""
@@ -155,8 +155,13 @@ class HttpClient:
         """Wait until the client has closed its connection, whether it has sent more requests or not."""
         poll = select.poll()
         poll.register(self.end, select.POLLRDHUP)
+        has_more = False
         while not poll.poll(0):
-            await anyio.sleep(CLOSED_LOOK_S)
+            if has_more or self.has_body:
+                await anyio.sleep(CLOSED_LOOK_S)
+            else:
+                await anyio.wait_readable(self.end)
+                has_more = True  # If that was not the end, another request waits, and the socket stays readable.
 
     async def _next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         while (event := self.http.next_event()) is h11.NEED_DATA:

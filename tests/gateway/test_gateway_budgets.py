@@ -13,7 +13,7 @@ import pytest
 
 from backplane.cli import main
 from backplane.errors import StoreError
-from backplane.gateway.journal import SUFFIX, ExchangeJournal, new_id, now
+from backplane.gateway.journal import SUFFIX, ExchangeJournal, lines_of, new_id, now
 from backplane.gateway.record import ExchangeBegin, ExchangeEnd
 from backplane.process.locks import try_lock
 from backplane.testing import Fault, ModelServer, ScriptUsage, Turn
@@ -92,6 +92,29 @@ def test_the_lines_of_another_start_are_read_once_and_torn_ones_later(tmp_path: 
     finally:
         one.close()
         two.close()
+
+
+def test_a_torn_line_hides_no_end_of_the_next_start(tmp_path: Path) -> None:
+    killed = ExchangeJournal(tmp_path)
+    killed.write(begin("ci", 70))
+    with killed.path.open("ab") as file:
+        file.write(b'{"t": "begin", "id"')
+    killed.close()
+    for _ in range(2):
+        ExchangeJournal(tmp_path).close()
+    ends = [line for line in lines_of(killed.path) if isinstance(line, ExchangeEnd)]
+    assert [(end.end, end.charged) for end in ends] == [("interrupted", 70)]
+
+
+def test_a_start_that_began_later_is_seen(tmp_path: Path) -> None:
+    one = ExchangeJournal(tmp_path)
+    for number in range(1, 4):
+        later = ExchangeJournal(tmp_path)
+        later.write(begin("ci", 10))
+        with one.budget_of("ci") as used:
+            assert used == 10 * number
+        later.close()
+    one.close()
 
 
 def test_a_reservation_waits_for_another_gateway_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from backplane.gateway.journal import ExchangeJournal
 from backplane.testing import Fault, ModelServer, ProtocolName, ScriptUsage, Turn
 from tests.gateway.ground import Gate, all_of, backend, gateway
 from tests.gateway.test_gateway import BEARER, CHAT, GEMINI, MESSAGES, PRICES, RESPONSES, ask, client, said
+from tests.gateway.test_gateway_agents import SCRIPT, agents, api
 from tests.gateway.test_gateway_budgets import begin
 from tests.gateway.test_gateway_cases import CLAUDE_ANSWER, posted, through, two_turns
 from tests.gateway.test_gateway_security import AUTH, DATA, LENGTH, head, send
@@ -285,3 +286,17 @@ def test_raw_answers_of_the_vendors_clients_parse() -> None:
         other = messages.messages.with_raw_response.create(**question(MESSAGES)[1])
         assert other.headers["request-id"]
         assert other.parse().content[0].text == "ok"
+
+
+def test_the_policy_of_an_agent_holds_and_a_denied_call_is_told_to_the_model(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.json"
+    rules.write_text('{"disallowed_tools": ["write_file"]}')
+    home, root = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    row = msgspec.structs.replace(agents(root)["maker"], policy=str(rules))
+    with ModelServer(SCRIPT) as server, gateway(api(server), {}, home, agents={"maker": row}) as gate:
+        status, _, data = ask(gate, "/v1/chat/completions", {**question(CHAT)[1], "model": "agent/maker"})
+        told = json.dumps(server.requests[1].body["messages"])
+    assert status == 200
+    assert "disallowed_tools" in told
+    assert "backplane apply" not in data.decode()
