@@ -134,11 +134,11 @@ ERROR_HEAD: Final[dict[str, Json]] = {"type": "error"}
 def read_block(value: Json, at: str) -> ir.Part:
     """Read a block; a tool that the vendor runs, and what it gave, stay native."""
     part = read_part(NAME, value, at, _read_block)
-    if isinstance(part, ir.Opaque) and part.label.endswith(("tool_use", "tool_result")):
-        return ir.ServerTool(dialect=NAME, name=str(value.get("name") or part.label), payload=value, at=at)
-    if isinstance(part, ir.Opaque) and part.label == "container_upload":
-        return msgspec.structs.replace(part, bound=True)
-    return part
+    if not isinstance(part, ir.Native):
+        return part
+    is_tool = part.label.endswith(("tool_use", "tool_result"))
+    label = str(value.get("name") or part.label) if is_tool else part.label
+    return msgspec.structs.replace(part, label=label, is_tool=is_tool, is_bound=part.label == "container_upload")
 
 
 def _read_block(kind: str, rest: dict[str, Any], at: str) -> ir.Part | None:
@@ -573,7 +573,7 @@ class StreamReader(BlockReader):
         if type(index) is not int:
             return []
         block, part = self.open.get(index), None
-        if block is not None and block.texts and isinstance(block.part, ir.ServerTool):
+        if block is not None and block.texts and isinstance(block.part, ir.Native):
             # For tools that the vendor runs, the input is part of the native block.
             text = "".join(block.texts)
             value = parse_json(text)

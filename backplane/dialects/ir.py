@@ -134,22 +134,16 @@ class ToolOutput(Part, frozen=True, kw_only=True, gc=False):
     id_made: bool = False
 
 
-class ServerTool(Part, frozen=True, kw_only=True, gc=False):
-    """A call of a tool that the vendor runs itself, or its result; `payload` is the native block."""
-
-    dialect: str
-    name: str
-    payload: Json
-
-
-class Opaque(Part, frozen=True, kw_only=True, gc=False):
-    """A block that has no portable form; `payload` is the native block."""
+class Native(Part, frozen=True, kw_only=True, gc=False):
+    """A block that has no portable form, with its native form in `payload`."""
 
     dialect: str
     label: str
     payload: Json
-    bound: bool = False
-    """True if the block refers to state at its vendor, without which the conversation has another meaning."""
+    is_tool: bool = False
+    """True if it is a call of a tool that the vendor runs itself, or its result."""
+    is_bound: bool = False
+    """True if it refers to state at its vendor, without which the conversation has another meaning."""
 
 
 # Conversations and answers --------------------------------------------------------------------------------------------
