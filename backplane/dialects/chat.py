@@ -164,8 +164,18 @@ class Flavour(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_shared(dialect: str, name: str, value: Json) -> bool:
-    """Return whether another dialect's own member is one that the family shares."""
-    return dialect in SISTERS and type(value) is MEMBERS.get(name)
+    """Return whether another dialect's own member is one that the family shares, in a form that its types accept."""
+    if dialect not in SISTERS or type(value) is not MEMBERS.get(name):
+        return False
+    if name == "annotations":
+        return all(kind_of(one) == "url_citation" for one in value)
+    if name == "logprobs":
+        found = (value.get("content"), value.get("refusal"))
+        tokens = [one for listed in found if type(listed) is list for one in listed]
+        return bool({"content", "refusal"} & value.keys()) and all(
+            type(one) is dict and {"token", "logprob", "top_logprobs"} <= one.keys() for one in tokens
+        )
+    return True
 
 
 def own(out: dict[str, Any], node: ir.Node, notes: LossLedger) -> dict[str, Any]:
@@ -693,29 +703,7 @@ def _write_choice(candidate: ir.Candidate, place: int, flavour: Flavour, notes: 
     is_own = is_whole and raw in OWN_STOPS and ENDINGS.read(raw, source.parts) == candidate.stop
     if (word := raw if is_own else ENDINGS.write(candidate, notes)) is not None:
         choice["finish_reason"] = word
-    own(choice, candidate, notes)
-    if not notes.is_home:
-        _keep_valid(choice, candidate, notes)
-    return choice
-
-
-def _keep_valid(choice: dict[str, Any], source: ir.Candidate, notes: LossLedger) -> None:
-    """Remove annotations and probabilities of gateways that the family's own types refuse."""
-    found = choice["message"].get("annotations")
-    if type(found) is list and any(kind_of(one) != "url_citation" for one in found):
-        notes.drop(f"{source.message.at}/annotations", "citation", "only citations of addresses are said here", found)
-        choice["message"]["annotations"] = [one for one in found if kind_of(one) == "url_citation"]
-    if (found := choice.get("logprobs")) is None:
-        return
-    lists = [found.get(key) for key in ("content", "refusal")] if type(found) is dict else []
-    tokens = [one for found in lists if type(found) is list for one in found]
-    if (
-        type(found) is not dict
-        or not {"content", "refusal"} & found.keys()
-        or not all(type(one) is dict and {"token", "logprob", "top_logprobs"} <= one.keys() for one in tokens)
-    ):
-        notes.drop(f"{source.at}/logprobs", "extension", "probabilities in a form of its own", found)
-        del choice["logprobs"]
+    return own(choice, candidate, notes)
 
 
 # Streams, read --------------------------------------------------------------------------------------------------------
@@ -985,7 +973,7 @@ class StreamWriter(BlockWriter):
         return [*([] if usage is None else [self._chunk([], usage=usage)]), *self.fail_cut()]
 
     def noted(self, event: ir.Noted) -> list[Json] | None:
-        if self.ledger.source not in SISTERS or type(event.value) is not MEMBERS.get(event.key):
+        if not is_shared(self.ledger.source, event.key, event.value):
             return None
         if event.choice is None:
             return [self._chunk([], **{event.key: event.value})]
