@@ -298,5 +298,5 @@ def test_the_policy_of_an_agent_holds_and_a_denied_call_is_told_to_the_model(tmp
         status, _, data = ask(gate, "/v1/chat/completions", {**question(CHAT)[1], "model": "agent/maker"})
         told = json.dumps(server.requests[1].body["messages"])
     assert status == 200
-    assert "disallowed_tools" in told
+    assert "policy_denied" in told
     assert "backplane apply" not in data.decode()
