@@ -1,8 +1,7 @@
-"""The contract's canonical JSON, its hash, and the print forms of times and ids.
+"""Writes the contract's canonical JSON, its hash, and the print forms of times and ids.
 
-Values go in, bytes come out: keys sorted by UTF-8 bytes, no blanks, integers exact inside
-64 bits, floats as shortest digits that always keep a point or an exponent. This is not
-RFC 8785. Only this file knows how a float is printed.
+Keys are sorted by their UTF-8 bytes, there are no blanks, integers are exact inside 64 bits, and floats have the
+shortest digits, always with a point or an exponent. This is not RFC 8785. Only this file knows how a float is printed.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ Json = Any
 
 INT_MIN: Final = -(2**63)
 INT_MAX: Final = 2**64 - 1
-"""Integers outside i64 and u64 are floats on the wire, as every peer of the family reads them."""
+"""Range of exact integers; others are floats on the wire, as every peer of the contract reads them."""
 
 _encode_sorted: Final = msgspec.json.Encoder(order="sorted").encode
 _encode_sorted_lines: Final = msgspec.json.Encoder(order="sorted").encode_lines
 _DIGITS_ALIKE: Final = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
 _ODD_NUMBERS: Final = (b"0e0", b"0" * 20, b"-" + b"0" * 19)
-"""Numbers that the fast encoder prints differently, with every digit as a zero: an exponent without its plus sign, an
-integer beyond 64 bits. Looking for these costs a tenth of one regular expression for all."""
+"""Parts of numbers that the fast encoder prints differently, with every digit replaced by zero: an exponent without its
+plus sign, an integer beyond 64 bits. This search takes a tenth of the time of a regular expression."""
 _LONG_INTEGER: Final = re.compile(rb"([,:\[\n])(-?[0-9]{19,})")
 _MINUS_ZERO: Final = re.compile(rb"(?<![^,:\[\s])-0(?![0-9.eE])")
 _escape: Final = msgspec.json.Encoder().encode
@@ -42,7 +41,8 @@ def _finite(text: str) -> float:
 
 
 _decode: Final = msgspec.json.Decoder(float_hook=_finite).decode
-"""The decoder's own way takes 20 µs for a float near the ends of the range: seconds for a line of a MiB."""
+"""A decoder with our float hook. Msgspec's own takes 20 µs for a float near the ends of the range, so seconds for a
+line of one MiB."""
 
 
 def encode(value: Json) -> bytes:
@@ -55,12 +55,12 @@ def encode(value: Json) -> bytes:
 
 
 def encode_lines(values: Sequence[Json]) -> bytes:
-    """Write values in canonical bytes, each ended by a newline, in a third of the time that one by one takes.
+    """Write values in canonical bytes, each ended by a newline, in a third of the time of single calls.
 
     Raises:
         ValueError: an integer too large for a float.
     """
-    # msgspec 0.22 keeps the iterator of whatever is no list: 48 bytes a call.
+    # msgspec 0.22 leaks the iterator of any sequence but a list: 48 bytes a call.
     return _with_our_numbers(_encode_sorted_lines(values if isinstance(values, list) else list(values)))
 
 
@@ -74,7 +74,7 @@ def _with_our_numbers(data: bytes) -> bytes:
 
 def _printed(gap: bytes) -> bytes:
     """Print the numbers outside of texts as the contract does."""
-    # An exponent's `e` is the one that ends no word. A pattern for it takes five times as long.
+    # Only in `true` and `false` an `e` is no exponent. A regular expression for this takes five times as long.
     gap = gap.replace(b"e", b"e+").replace(b"e+-", b"e-").replace(b"ue+", b"ue").replace(b"se+", b"se")
     alike = gap.translate(_DIGITS_ALIKE)
     if not any(odd in alike for odd in _ODD_NUMBERS[1:]):
@@ -107,12 +107,12 @@ def _with_float_zeros(gap: bytes) -> bytes:
 
 
 def may_be_endless(data: bytes) -> bool:
-    """Return whether there may be an integer that no float can represent: such a value cannot be encoded."""
+    """Return True if there may be an integer beyond all floats, which has no canonical form."""
     return len(data) >= _ENDLESS_DIGITS and b"0" * _ENDLESS_DIGITS in data.translate(_DIGITS_ALIKE)
 
 
 _ENDLESS_DIGITS: Final = 309
-"""The largest float is written with so many."""
+"""Number of digits of the largest float."""
 
 
 def _as_floats(integers: list[int]) -> list[float]:
@@ -141,7 +141,7 @@ _FLOAT_PARTS: Final = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]
 
 
 def _float_inexact(text: str) -> float:
-    """A 64-bit significand, later digits dropped, times or divided by a power of ten in float arithmetic."""
+    """Multiply a 64-bit significand, without later digits, by a power of ten in float arithmetic."""
     match = _FLOAT_PARTS.fullmatch(text)
     assert match is not None, "the JSON grammar was checked before"
     sign, whole, fraction, exponent_text = match.groups()
@@ -163,7 +163,8 @@ def _float_inexact(text: str) -> float:
 
 
 def sha256_hex(data: bytes) -> str:
-    import hashlib  # It loads a library of megabytes, and a host says its hello without.
+    """Return the SHA-256 of bytes, in hex."""
+    import hashlib  # It loads a library of megabytes, which a host's hello does not need.
 
     return hashlib.sha256(data).hexdigest()
 
@@ -175,7 +176,7 @@ def duplicate_key(data: bytes, value: Json) -> str | None:
         value: the decoded text.
     """
     if _escape(value) == data.strip():
-        # As our own peers write: what a table has taken in is all that was there.
+        # The compact form of our own peers: if the dict has everything, no key came twice.
         return None
     import json
 
@@ -190,7 +191,7 @@ def duplicate_key(data: bytes, value: Json) -> str | None:
                 found.append(key)
             seen.add(key)
 
-    json.loads(data, object_pairs_hook=look, parse_int=len, parse_float=len)  # Numbers are not looked at.
+    json.loads(data, object_pairs_hook=look, parse_int=len, parse_float=len)  # Numbers need not be parsed.
     return found[0] if found else None
 
 
@@ -210,7 +211,7 @@ def _is_date(text: str) -> bool:
 
 
 def is_timestamp(text: str) -> bool:
-    """Return whether a time is in the contract's print form already; a leap second never is."""
+    """Return True if a time is in the contract's print form; False for a leap second."""
     return _CANONICAL_TIME.fullmatch(text) is not None and _is_date(text[:10])
 
 
@@ -257,7 +258,7 @@ def _fraction(nanoseconds: str) -> str:
 
 
 def timestamp_at(time_ns: int) -> str:
-    """The contract's print form of nanoseconds since 1970, cut to milliseconds."""
+    """Print nanoseconds since 1970 in the contract's form, cut to milliseconds."""
     seconds, rest = divmod(time_ns, 1_000_000_000)
     moment = datetime.fromtimestamp(seconds, UTC)
     milliseconds = rest // 1_000_000
@@ -281,10 +282,10 @@ def uuid_text(text: str) -> str:
 
 
 def print_anew(value: msgspec.Struct, name: str, form: Callable[[str], str]) -> None:
-    """Put a member of a struct that is being made into its print form.
+    """Convert a member of a new struct to its print form.
 
     Raises:
-        ValueError: with the member's name: where a struct is made, only its own place is known.
+        ValueError: the member has no such form; the text names the member.
     """
     try:
         msgspec.structs.force_setattr(value, name, form(getattr(value, name)))
@@ -293,9 +294,10 @@ def print_anew(value: msgspec.Struct, name: str, form: Callable[[str], str]) -> 
 
 
 def _changed(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
-    """Apply `change` to what stands outside of the texts of some JSON, with one quotation mark between two parts.
+    """Apply `change` to the parts of some JSON outside of its texts, joined by quotation marks.
 
-    Only for what has been read as JSON: no text holds a control byte, so two of them can hide the escapes.
+    Args:
+        data: valid JSON; so no text has a control byte, and two of these can hide the escapes.
     """
     hidden = data.replace(b"\\\\", b"\1\1").replace(b'\\"', b"\2\2") if b"\\" in data else data
     parts = hidden.split(b'"')

@@ -1,9 +1,8 @@
-"""Finds the members of an order that this version does not know, and the names that may be meant.
+"""Finds the unknown members of an order, and suggests the names that may be meant.
 
-The known names are read from the structs of `work`; there is no second list. A rule or a root under a misspelt name
-would not be in force, so an order with one is refused. Everything else that is unknown travels on below
-`config.vendor.abp.unheard`, by its JSON pointer, and stands in the receipt. A value of another shape is explained with
-the words or names that are allowed.
+The structs of `work` are the only list of known names. An order with a misspelt rule or root is refused, because that
+would have no effect. Any other unknown member is kept below `config.vendor.abp.unheard`, by its JSON pointer, and is
+listed in the receipt. A value of a wrong type is explained with the words or names that are allowed.
 """
 
 from __future__ import annotations
@@ -35,36 +34,36 @@ UNHEARD: Final = "unheard"
 """The setting below `config.vendor.abp` that holds an order's unknown members, pointer → value."""
 
 _HINT_LIKENESS_MIN: Final = 0.6
-"""Least likeness for a hint; difflib's own default. At 0.5 `fast` is `cost` and `--nosuch` is `--schema`."""
+"""Minimum likeness for a hint; difflib's own default. At 0.5 `fast` is `cost` and `--nosuch` is `--schema`."""
 
 _MISSPELT_LIKENESS_MIN: Final = 0.75
-"""Least likeness for a refusal: one letter of four. A name less alike may be of another version, or a stranger's."""
+"""Minimum likeness for a refusal: one letter of four differs. A name less alike may be one of another version."""
 
 _SHOWN_CHARS_MAX: Final = 40
 """Maximum length of a wrong word in an error; all words of the contract are shorter."""
 
 
-class Unheard(msgspec.Struct, frozen=True):
+class UnknownMember(msgspec.Struct, frozen=True):
     """One unknown member."""
 
     pointer: str
     """JSON pointer (RFC 6901) into the order."""
     nearest: str | None
-    """The known name it is most like; None if there is none."""
+    """The most similar known name; None if there is none."""
     refused: bool
-    """An order with it is refused, unless the order is lenient."""
+    """True if an order with it is refused, unless the order is lenient."""
 
     def __str__(self) -> str:
         return f"{self.pointer} is no member of an order" + (f": {self.nearest}?" if self.nearest else "")
 
 
 class _StructPart(msgspec.Struct, frozen=True):
-    """One struct of an order, and those below its members."""
+    """One struct of an order, with the structs of its members."""
 
     shape: type[msgspec.Struct]
     parts: Mapping[str, _StructPart] = {}
     closed: bool = False
-    """Every unknown member is refused: it would have said what the agent may do, or where."""
+    """True if every unknown member is refused, because the members say what the agent may do, or where."""
 
 
 _ORDER: Final = _StructPart(
@@ -83,19 +82,19 @@ def read_work_order(value: Json, *, lenient: bool = False) -> WorkOrder:
     """Read a work order from plain JSON; only `task` is required.
 
     Args:
-        lenient: take an order with unknown members, also where it does not say so itself.
+        lenient: accept an order with unknown members, even if it is not marked as lenient.
 
     Raises:
         PolicyError: `policy_invalid`, an unknown member of `policy`, `requirements` or `workspace`, or a misspelt one.
         ValueError: it has the wrong shape.
     """
     try:
-        return msgspec.convert(heard(value, lenient=lenient), WorkOrder)
+        return msgspec.convert(keep_unknown(value, lenient=lenient), WorkOrder)
     except msgspec.ValidationError as error:
         raise msgspec.ValidationError(explain(error, WorkOrder)) from error
 
 
-def heard(value: Json, *, lenient: bool = False) -> Json:
+def keep_unknown(value: Json, *, lenient: bool = False) -> Json:
     """Return an order with its unknown members below `config.vendor.abp.unheard`; the same object if it has none.
 
     Raises:
@@ -107,13 +106,13 @@ def heard(value: Json, *, lenient: bool = False) -> Json:
     config = value.get("config", {})
     vendor = config.get("vendor", {}) if isinstance(config, dict) else None
     if not isinstance(vendor, dict):
-        return value  # The shape is wrong, which its reader reports.
+        return value  # The type is wrong, which `msgspec` reports.
     if not lenient and not is_lenient(vendor):
         refuse(found)
     members = {one.pointer: member for one, member in found.items()}
     own = vendor.get("abp", {})
     if isinstance(own, dict):
-        before = own.get(UNHEARD)  # Of a control plane above, which knew as little.
+        before = own.get(UNHEARD)  # A control plane above has kept these.
         members = {**before, **members} if isinstance(before, dict) else members
         vendor = {**vendor, "abp": {**own, UNHEARD: members}}
     else:
@@ -122,11 +121,11 @@ def heard(value: Json, *, lenient: bool = False) -> Json:
 
 
 def check_settings(order: WorkOrder) -> None:
-    """Refuse an order with a misspelt setting below `config.vendor.abp`, or one of the wrong shape.
+    """Refuse an order with a misspelt setting below `config.vendor.abp`, or one of a wrong type.
 
     Raises:
         PolicyError: `policy_invalid`, a name is misspelt, or `lenient` is neither true nor false.
-        ConfigError: `config_invalid`, a value has another shape than its setting.
+        ConfigError: `config_invalid`, a value has a wrong type.
     """
     vendor = order.config.vendor
     lenient = order.abp("lenient", False)
@@ -134,20 +133,20 @@ def check_settings(order: WorkOrder) -> None:
         fact = "config.vendor.abp.lenient is neither true nor false"
         raise PolicyError("policy_invalid", fact, hint="true takes an order with members that are not known here")
     if not lenient:
-        refuse(unheard_settings(vendor))
-    for pointer, why in misshapen_settings(vendor):
+        refuse(unknown_settings(vendor))
+    for pointer, why in wrong_settings(vendor):
         raise ConfigError(
             "config_invalid", f"{pointer[1:].replace('/', '.')}: {why}", hint="see `backplane schema work_order`"
         )
 
 
 def is_lenient(vendor: Mapping[str, Any]) -> bool:
-    """Return whether the order is to be taken although some of its members are unknown."""
+    """Return True if an order with these settings is accepted although it has unknown members."""
     return settings_of(vendor).get("lenient") is True
 
 
-def refuse(found: Iterable[Unheard]) -> None:
-    """Raise for the unknown members that an order is refused for.
+def refuse(found: Iterable[UnknownMember]) -> None:
+    """Raise an error if an order is refused for one of these members.
 
     Raises:
         PolicyError: `policy_invalid`.
@@ -161,15 +160,15 @@ def refuse(found: Iterable[Unheard]) -> None:
         )
 
 
-def check_heeded(order: WorkOrder, heeds: Collection[str], host: str) -> None:
-    """Refuse an order with a setting that its host would pass over in silence.
+def check_supported(order: WorkOrder, heeds: Collection[str], host: str) -> None:
+    """Refuse an order with a setting that its host does not support.
 
     Args:
-        heeds: names of `OF_HOST`, from the host's hello.
-        host: its name, for the error.
+        heeds: names of the supported settings in `OF_HOST`, from the host's hello.
+        host: name of the host, for the error.
 
     Raises:
-        CapabilityError: `capability_unsupported`, with every such setting.
+        CapabilityError: `capability_unsupported`, with every unsupported setting.
     """
     lost = [OF_HOST[name] + _GIVEN_AS.get(name, "") for name in order.of_host() if name not in heeds]
     if lost:
@@ -189,13 +188,13 @@ _GIVEN_AS: Final = {
 """Member of the order → the options that set it, for an error about it."""
 
 
-def unknown_members(order: Json) -> Iterator[tuple[Unheard, Json]]:
-    """Yield each unknown member of an order, with its value; what has the wrong shape is passed over."""
+def unknown_members(order: Json) -> Iterator[tuple[UnknownMember, Json]]:
+    """Yield each unknown member of an order, with its value; members of a wrong type are skipped."""
     yield from _unknown(order, _ORDER, "")
 
 
 def _settings_at(vendor: Mapping[str, Any]) -> Iterator[tuple[str, str, Json]]:
-    """Yield the JSON pointer, name and value of each setting in the place of ours, below `abp` or as `abp.NAME`."""
+    """Yield the JSON pointer, name and value of each setting of ours, below `abp` or as `abp.NAME`."""
     own = vendor.get("abp")
     for name, value in sorted(own.items(), key=itemgetter(0)) if isinstance(own, dict) else ():
         yield _pointer("/config/vendor", "abp", name), name, value
@@ -203,20 +202,20 @@ def _settings_at(vendor: Mapping[str, Any]) -> Iterator[tuple[str, str, Json]]:
         yield _pointer("/config/vendor", key), key.removeprefix("abp."), vendor[key]
 
 
-def unheard_settings(vendor: Mapping[str, Any]) -> Iterator[Unheard]:
+def unknown_settings(vendor: Mapping[str, Any]) -> Iterator[UnknownMember]:
     """Yield each unknown setting below `config.vendor.abp`."""
     if not isinstance(vendor.get("abp", {}), dict):
-        yield Unheard("/config/vendor/abp", None, True)
+        yield UnknownMember("/config/vendor/abp", None, True)
     given = {name for _, name, _ in _settings_at(vendor)}
     missing = sorted({*SETTINGS, *OTHERS_SETTINGS} - given)
     for pointer, name, _ in _settings_at(vendor):
         if name not in SETTINGS and name not in OTHERS_SETTINGS:
             meant = misspelt(name, missing)
-            yield Unheard(pointer, meant, meant is not None)
+            yield UnknownMember(pointer, meant, meant is not None)
 
 
-def misshapen_settings(vendor: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the JSON pointer of each setting of ours whose value has another shape, and what is wrong with it."""
+def wrong_settings(vendor: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the JSON pointer of each setting of ours with a value of a wrong type, and an explanation."""
     for pointer, name, value in _settings_at(vendor):
         shape = SETTINGS.get(name, Any)
         try:
@@ -225,14 +224,14 @@ def misshapen_settings(vendor: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield pointer, explain(error, shape)
 
 
-def unheard_pointers(vendor: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the JSON pointer of everything in an order that had no effect, as its receipt lists it."""
+def unknown_pointers(vendor: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the JSON pointer of every member of an order without effect, as its receipt lists them."""
     members = settings_of(vendor).get(UNHEARD)
     yield from members if isinstance(members, dict) else ()
-    yield from (one.pointer for one in unheard_settings(vendor))
+    yield from (one.pointer for one in unknown_settings(vendor))
 
 
-def _unknown(value: Json, part: _StructPart, pointer: str) -> Iterator[tuple[Unheard, Json]]:
+def _unknown(value: Json, part: _StructPart, pointer: str) -> Iterator[tuple[UnknownMember, Json]]:
     if isinstance(value, list):
         for place, item in enumerate(value):
             yield from _unknown(item, part, f"{pointer}/{place}")
@@ -245,7 +244,7 @@ def _unknown(value: Json, part: _StructPart, pointer: str) -> Iterator[tuple[Unh
         elif name not in names:
             meant = misspelt(name, [known for known in names if known not in value])
             nearest = meant or (nearest_name(name, names) if part.closed else None)
-            yield Unheard(_pointer(pointer, name), nearest, part.closed or meant is not None), member
+            yield UnknownMember(_pointer(pointer, name), nearest, part.closed or meant is not None), member
 
 
 def _pointer(start: str, *names: str) -> str:
@@ -256,8 +255,8 @@ def _pointer(start: str, *names: str) -> str:
 
 
 def nearest_name(name: str, names: Collection[str], *, likeness_min: float = _HINT_LIKENESS_MIN) -> str | None:
-    """Return the name most like this one, whatever its case and its dashes, of two the first; None if none is."""
-    import difflib  # It takes two milliseconds, and only mistakes need it.
+    """Return the most similar name, the first of several, without regard to case and dashes; None without one."""
+    import difflib  # It takes two milliseconds to load, and only mistakes need it.
 
     spelt = {_bare(known): known for known in reversed(tuple(names))}
     close = difflib.get_close_matches(_bare(name), spelt, n=1, cutoff=likeness_min)
@@ -265,7 +264,7 @@ def nearest_name(name: str, names: Collection[str], *, likeness_min: float = _HI
 
 
 def misspelt(name: str, names: Sequence[str]) -> str | None:
-    """Return the known name that this one is but for case, dashes and one letter of four; None if there is none."""
+    """Return the known name of which this is a misspelling: one letter of four may differ; None without one."""
     return nearest_name(name, names, likeness_min=_MISSPELT_LIKENESS_MIN)
 
 

@@ -37,7 +37,7 @@ from backplane.contract.receipt import (
     Usage,
     Verification,
 )
-from backplane.contract.unknown import check_heeded, check_settings, nearest_name
+from backplane.contract.unknown import check_settings, check_supported, nearest_name
 from backplane.contract.work import OF_HOST, WorkOrder
 
 if TYPE_CHECKING:  # The hello must not wait for these modules.
@@ -138,7 +138,7 @@ class HostRun(Given):
     def __init__(self, link: HostLink, message: wire.RunMessage, policy: Policy, scope: anyio.CancelScope) -> None:
         super().__init__(message, policy)
         self.host = link.host
-        check_heeded(self.order, self.host.heeds, self.host.id)
+        check_supported(self.order, self.host.heeds, self.host.id)
         self.grace_s = GRACE_S
         """Seconds for the host's own clean-up after a cancel."""
         self.cancelled_because: str | None = None

@@ -161,7 +161,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class NetworkRule(msgspec.Struct, frozen=True):
-    """A pattern of a network list; a field that is None matches any value."""
+    """One pattern of a network list; None in a field matches any value."""
 
     pattern: str
     hosts: Globs | Range | str

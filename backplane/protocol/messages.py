@@ -11,7 +11,7 @@ from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json
 from backplane.contract.events import AgentEvent
 from backplane.contract.receipt import CONTRACT_VERSION
-from backplane.contract.unknown import explain, heard
+from backplane.contract.unknown import explain, keep_unknown
 from backplane.errors import PolicyError, ProtocolError
 from backplane.protocol.lines import EVIDENCE_BYTES
 
@@ -150,7 +150,7 @@ def convert(t: str, value: dict[str, Any], line: bytes) -> Received:
     ref_id = text_or_none(value.get("id" if t == "run" else "ref_id"))
     try:
         if t == "run" and "work_order" in value:
-            value = {**value, "work_order": _root_named(heard(value["work_order"]))}
+            value = {**value, "work_order": _root_named(keep_unknown(value["work_order"]))}
         message: Received = msgspec.convert(value, shape)
         return message
     except PolicyError as error:

@@ -16,7 +16,7 @@ import msgspec
 from backplane.contract import canonical
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import NAMES_MAX, Receipt
-from backplane.contract.unknown import is_lenient, unheard_pointers
+from backplane.contract.unknown import is_lenient, unknown_pointers
 from backplane.receipts.trace import Trace, as_trace
 
 NAME_CHARS_MAX: Final = 200
@@ -83,7 +83,7 @@ def with_trace(body: bytes, trace: Trace) -> Receipt:
 
 def unheard_names(vendor: Mapping[str, Any]) -> list[str]:
     """Return the JSON pointers of an order's members that had no effect, as many as a receipt lists."""
-    return [pointer[:NAME_CHARS_MAX] for pointer in islice(unheard_pointers(vendor), NAMES_MAX)]
+    return [pointer[:NAME_CHARS_MAX] for pointer in islice(unknown_pointers(vendor), NAMES_MAX)]
 
 
 def unheard_facts(vendor: Mapping[str, Any]) -> dict[str, Json]:

@@ -235,7 +235,7 @@ NO_SECRETS: Final = Redactor(())
 
 
 class DeltaRedactor:
-    """Redacts a text that comes in pieces, for one stream of deltas.
+    """Redacts the text of one stream of deltas, piece by piece.
 
     A tail is held back only while it could be the beginning of a known secret. For how long is
     the caller's to say: `flush` lets it go. What was let go still counts as the beginning, and

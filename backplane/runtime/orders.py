@@ -13,7 +13,7 @@ import msgspec
 
 from backplane.contract.canonical import Json
 from backplane.contract.receipt import Receipt
-from backplane.contract.unknown import nearest_name, unheard_pointers
+from backplane.contract.unknown import nearest_name, unknown_pointers
 from backplane.contract.work import Lane, Mode, PolicyProfile, WorkOrder
 from backplane.errors import ConfigError, require_type
 from backplane.policy.rules import (
@@ -152,7 +152,7 @@ def without_effect(
 def log_without_effect(order: WorkOrder, hooks: Iterable[Hook]) -> None:
     """Log to `backplane` which parts of an order have no effect, as the run only warns of them in its events."""
     hooked = [tool for hook in hooks for tool in hook.tools]
-    for _, _, fact in without_effect(order, list(unheard_pointers(order.config.vendor)), hooked):
+    for _, _, fact in without_effect(order, list(unknown_pointers(order.config.vendor)), hooked):
         import logging  # Most orders have no such part.
 
         logging.getLogger("backplane").warning(fact)

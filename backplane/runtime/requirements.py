@@ -17,7 +17,7 @@ from backplane.config import Isolation, Limits, tighter
 from backplane.contract import envelope as wire
 from backplane.contract.canonical import Json
 from backplane.contract.capability import Manifest, read_manifest
-from backplane.contract.unknown import check_heeded
+from backplane.contract.unknown import check_supported
 from backplane.contract.work import OF_QUEUE, WITHOUT_ROUTER, WorkOrder
 from backplane.errors import BackendError, CapabilityError, ConfigError, StoreError
 from backplane.policy.capabilities import negotiate, refusal, supplied
@@ -138,7 +138,7 @@ class RunRequirements:
             fix = "its command must end in `backplane serve`; else take `remote` off"
             raise BackendError("backend_unavailable", fact, hint=fix)
         if hello.heeds is not msgspec.UNSET:
-            check_heeded(self._given, hello.heeds, hello.backend.id)
+            check_supported(self._given, hello.heeds, hello.backend.id)
         if SUBAGENT not in hello.extensions and any(hook.event == "subagent_end" for hook in self._hooks):
             fact = f"{name!r} does not report the end of sub-agents ({SUBAGENT}), as a hook for it would need"
             raise CapabilityError("capability_unsupported", fact, hint="leave it out, or choose another backend")

@@ -288,10 +288,10 @@ def _unheard(value: Json, kind: str) -> Iterator[DocumentFault]:
         return
     order = value["work_order"] if place else value
     vendor = order.get("config", {}).get("vendor", {})
-    for one in [*(one for one, _ in unknown.unknown_members(order)), *unknown.unheard_settings(vendor)]:
+    for one in [*(one for one, _ in unknown.unknown_members(order)), *unknown.unknown_settings(vendor)]:
         refused = one.refused and not unknown.is_lenient(vendor)
         yield DocumentFault(place + one.pointer, _why_unheard(one, refused), note=not refused)
-    for pointer, why in unknown.misshapen_settings(vendor):
+    for pointer, why in unknown.wrong_settings(vendor):
         yield DocumentFault(place + pointer, why)
 
 
@@ -320,7 +320,7 @@ def _matches_none(pointer: str, what: str, near: str | None) -> DocumentFault:
     return DocumentFault(pointer, f"matches {what}" + (f"; did you mean {near!r}?" if near else ""), note=True)
 
 
-def _why_unheard(one: unknown.Unheard, refused: bool) -> str:
+def _why_unheard(one: unknown.UnknownMember, refused: bool) -> str:
     effect = "an order with it is refused" if refused else "it has no effect unless the host knows it"
     return f"unknown member: {effect}" + (f"; did you mean {one.nearest!r}?" if one.nearest else "")
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import backplane
-from backplane.contract.unknown import check_settings, heard, read_work_order, unknown_members
+from backplane.contract.unknown import check_settings, keep_unknown, read_work_order, unknown_members
 from backplane.contract.work import SETTINGS, RuntimeConfig, WorkOrder, WorkspaceSpec
 from backplane.errors import ConfigError, PolicyError
 from backplane.policy.rules import PROFILES, unknown_tools, unmatched_paths
@@ -125,7 +125,7 @@ def test_an_order_goes_on_with_what_is_not_known_of_it() -> None:
         "/shade": 2,
     }
     plain = {"task": "t", "config": {"vendor": {"x": {"y": 1}}}}
-    assert heard(plain) is plain
+    assert keep_unknown(plain) is plain
 
 
 @pytest.mark.parametrize("lenient", [1, "true", None, [True]])
