@@ -112,7 +112,7 @@ class ControlPlane:
         """Hosts that wait for an order; None if the limits allow none, or outside the `async with` block."""
         self.above: weakref.WeakSet[Closing] = weakref.WeakSet()
         """Sessions on this control plane; they are closed before it."""
-        self._closed = False
+        self._closed = self._is_entered = False
         self._tidier: ThreadPoolExecutor | None = None
         """Removes the folders of ended runs; None before the first run has ended."""
         self.sender = _sender(self.environ)
@@ -121,7 +121,7 @@ class ControlPlane:
         """Which sandbox layers this machine has; None if they are to be probed once they are needed."""
 
     async def __aenter__(self) -> ControlPlane:
-        self._closed = False
+        self._closed, self._is_entered = False, True
         with _known_errors():
             self.keep_warm()
         return self
@@ -139,9 +139,7 @@ class ControlPlane:
 
     async def _close(self) -> None:
         with anyio.CancelScope(shield=True):
-            if self._tidier is not None:
-                await anyio.to_thread.run_sync(self._tidier.shutdown)
-                self._tidier = None
+            await self._tidied()
             async with AsyncExitStack() as closing:  # The stack runs every close, even if one raises.
                 if self.sender is not None:
                     closing.push_async_callback(anyio.to_thread.run_sync, self.sender.leave)
@@ -152,15 +150,22 @@ class ControlPlane:
                     closing.push_async_callback(one.close)
 
     def tidy(self, remove: Callable[[], None]) -> None:
-        """Call a function that removes an ended run's folders, in a thread that only the end of this plane waits for.
+        """Call a function that removes an ended run's folders, in a thread.
 
-        A control plane that is not used as a context manager leaves that wait to the end of the program.
+        Only the end of this control plane waits for it or, without an `async with` block, the end of the run.
         """
         if self._tidier is None:
             from concurrent.futures import ThreadPoolExecutor  # The first run's start need not wait for it.
 
             self._tidier = ThreadPoolExecutor(TIDIERS)
         self._tidier.submit(remove)
+
+    async def _tidied(self) -> None:
+        """Wait until all folders of ended runs are removed."""
+        tidier, self._tidier = self._tidier, None
+        if tidier is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(tidier.shutdown)
 
     def require_open(self) -> None:
         """Refuse to start anything on a closed control plane. Raises ConfigError: `config_invalid`."""
@@ -271,6 +276,8 @@ class ControlPlane:
             async with AsyncExitStack() as ending:  # Ends each of them, even if another raises.
                 ending.callback(self._slots.release)
                 ending.push_async_callback(keep_result, self.home, run)
+                if not self._is_entered:
+                    ending.push_async_callback(self._tidied)
                 ending.push_async_callback(driving.wait)
                 ending.callback(run.drive.leave)
             if self.sender is not None and run.is_sealed:
