@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -34,17 +35,19 @@ class Editor:
     """A client of the protocol: it sends requests, collects updates, and answers permissions."""
 
     def __init__(self, program: subprocess.Popen[bytes], permit: Callable[[Any], str | None]) -> None:
-        self._program, self._permit = program, permit
+        self.program, self._permit = program, permit
         self._answers: queue.Queue[Any] = queue.Queue()
         self._number = -1
         self.updates: list[Any] = []
         self.asked: list[Any] = []
         self.withdrawn: list[Any] = []
+        self.code = 0
+        """Exit code that the agent should have."""
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        assert self._program.stdout is not None
-        for line in self._program.stdout:
+        assert self.program.stdout is not None
+        for line in self.program.stdout:
             message = json.loads(line)
             if message.get("method") == "session/update":
                 self.updates.append(message["params"]["update"])
@@ -60,10 +63,10 @@ class Editor:
             else:
                 self._answers.put(message)
 
-    def send(self, message: Any) -> None:
-        assert self._program.stdin is not None
-        self._program.stdin.write(json.dumps(message).encode() + b"\n")
-        self._program.stdin.flush()
+    def send(self, *messages: Any) -> None:
+        assert self.program.stdin is not None
+        self.program.stdin.write(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
+        self.program.stdin.flush()
 
     def begin(self, method: str, **params: Any) -> int:
         self._number += 1  # The first id is 0, which is a good id.
@@ -120,8 +123,9 @@ def editor(
             yield one
         finally:
             assert program.stdin is not None
-            program.stdin.close()
-            assert program.wait(WAIT_S) == 0
+            with suppress(BrokenPipeError):
+                program.stdin.close()
+            assert program.wait(WAIT_S) == one.code
 
 
 @pytest.mark.parametrize(("chosen", "made"), [("allow", True), ("reject", False), (None, False)])
@@ -188,6 +192,16 @@ def test_a_cancelled_prompt_ends_as_cancelled(tmp_path: Path) -> None:
         server.wait_requests(1)
         one.send({"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": id}})
         assert one.answer() == {"jsonrpc": "2.0", "id": number, "result": {"stopReason": "cancelled"}}
+
+
+def test_a_cancel_right_behind_its_prompt_is_heeded(tmp_path: Path) -> None:
+    slow = Turn(text="word " * 200, pieces=200, fault=Fault(pause_ms=50), times=None)
+    with ModelServer(slow) as server, editor(tmp_path, server) as one:
+        id = one.new(tmp_path / "work")
+        prompt = {"id": 77, "method": "session/prompt", "params": {"sessionId": id, "prompt": WORDS}}
+        cancel = {"method": "session/cancel", "params": {"sessionId": id}}
+        one.send(*({"jsonrpc": "2.0", **message} for message in (prompt, cancel)))
+        assert one.answer() == {"jsonrpc": "2.0", "id": 77, "result": {"stopReason": "cancelled"}}
 
 
 def test_a_cancel_closes_the_question_that_is_open(tmp_path: Path) -> None:
@@ -320,7 +334,8 @@ def processes(mark: str) -> list[str]:
     return [line for line in lines if mark in line]
 
 
-def test_no_child_outlives_its_editor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [None, signal.SIGTERM])
+def test_no_child_outlives_its_editor(tmp_path: Path, number: signal.Signals | None) -> None:
     with ModelServer([]) as server, editor(tmp_path, server) as one:
         id = one.new(tmp_path / "work")
         assert one.ask("session/set_mode", sessionId=id, modeId="shell") == {}
@@ -328,6 +343,9 @@ def test_no_child_outlives_its_editor(tmp_path: Path) -> None:
         one.begin("session/prompt", sessionId=id, prompt=words)
         wait_until((tmp_path / "work" / "begun").exists)
         assert processes(f"{tmp_path}/mark")
+        if number is not None:
+            one.program.send_signal(number)
+            one.code = 128 + number
     wait_until(lambda: not processes(f"{tmp_path}/mark"))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from backplane import config
@@ -123,6 +124,7 @@ class AcpAgent:
 
     async def _hear(self, received: Notification) -> None:
         if received.method == "session/cancel":
+            await anyio.lowlevel.checkpoint()  # The task of a prompt that was read just before begins first.
             one = self._sessions.get(str(received.params.get("sessionId")))
             if one is not None and one.is_busy:
                 one.is_cancelled = True
