@@ -319,11 +319,11 @@ class Store:
         """Check one receipt, or what is left of a pruned one, whose body is empty."""
         folder = self.folder(row.run_id)
         found = audit.check_row(row, body, self.trace(row), folder) if body else []
-        if not os.path.lexists(folder / database.LINK):
-            newest = self.rows(1)[0].sequence
-            if row.sequence > newest - UNLINKED_MAX:
-                return found  # The next writer, or opening for writing, adds it.
-        return found + audit.check_kept(row, folder)
+        kept = audit.check_kept(row, folder)
+        is_unlinked = bool(kept) and not os.path.lexists(folder / database.LINK)
+        if is_unlinked and row.sequence > self.rows(1)[0].sequence - UNLINKED_MAX:
+            return found  # The next writer, or opening for writing, adds it.
+        return found + kept
 
     def _at(self, sequence: int) -> ReceiptRow | None:
         found = self._index.rows("WHERE sequence = ?", sequence)

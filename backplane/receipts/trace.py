@@ -153,10 +153,9 @@ def open_plain(path: Path) -> BufferedReader:
 def read_plain(path: Path, bytes_max: int) -> bytes:
     """Read a regular file whole. Raises OSError, also if it is longer."""
     with open_plain(path) as file:
-        data = file.read(bytes_max + 1)
-        if len(data) > bytes_max:
+        if os.fstat(file.fileno()).st_size > bytes_max:
             raise OSError(errno.EFBIG, f"it is over {bytes_max} bytes", str(path))
-    return data
+        return file.read()
 
 
 def as_trace(events: Sequence[AgentEvent]) -> Trace:
