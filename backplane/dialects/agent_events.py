@@ -133,7 +133,7 @@ def _whole(part: ir.Part, now: str) -> AgentEvent | None:
         return _reasoning(part.text, part.signature, now, part.redacted)
     if isinstance(part, ir.ToolUse):
         return _call(part, now)
-    if isinstance(part, ir.Native) and part.is_tool:
+    if isinstance(part, ir.NativePart) and part.is_tool:
         return events.Warned(ts=now, message=f"the vendor ran {part.label} itself", ext={"raw_message": part.payload})
     if isinstance(part, ir.Media):
         return events.Warned(ts=now, message=f"the answer holds {part.kind} of type {part.media_type or 'unknown'}")

@@ -208,7 +208,7 @@ def read_node(node: Node) -> ir.Part | None:
         return ir.Text(text=text, at=node.at) if is_said(text) else None
     if body is None:
         node.read.places.add(node.at)
-        return ir.Native(dialect=NAME, label=f"a node of type {node.kind}", payload=node.value, at=node.at)
+        return ir.NativePart(dialect=NAME, label=f"a node of type {node.kind}", payload=node.value, at=node.at)
     return {IMAGE: read_image, FILE: _read_file, TOOL_RESULT: _read_result}[kind](body, node.at)
 
 

@@ -332,7 +332,7 @@ def read_call(value: Json, at: str, calls: Calls, flavour: Flavour) -> ir.Part:
     body = pop_inner(rest, kind) if kind in ("function", "custom") else {}
     name = pop(body, "name")
     if name is None:
-        return ir.Native(dialect=flavour.name, label=f"call of type {kind}", payload=value, at=at)
+        return ir.NativePart(dialect=flavour.name, label=f"call of type {kind}", payload=value, at=at)
     text, given = read_given(body, "input" if kind == "custom" else "arguments", kind)
     call_id = pop(rest, "id") or None
     put_back(rest, kind, body)
@@ -453,7 +453,7 @@ def write_assistant(message: ir.Message, out: dict[str, Any], flavour: Flavour, 
             out["audio"] = own(sound_of(part), part, notes)
         elif isinstance(part, ir.Media) and not home:
             notes.lose_part(part, "an assistant says only text here")
-        elif isinstance(part, ir.Native) and part.label.startswith("call of type") and home:
+        elif isinstance(part, ir.NativePart) and part.label.startswith("call of type") and home:
             calls.append(part.payload)
         else:
             content.append(part)

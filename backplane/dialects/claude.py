@@ -134,7 +134,7 @@ ERROR_HEAD: Final[dict[str, Json]] = {"type": "error"}
 def read_block(value: Json, at: str) -> ir.Part:
     """Read a block; a tool that the vendor runs, and what it gave, stay native."""
     part = read_part(NAME, value, at, _read_block)
-    if not isinstance(part, ir.Native):
+    if not isinstance(part, ir.NativePart):
         return part
     is_tool = part.label.endswith(("tool_use", "tool_result"))
     label = str(value.get("name") or part.label) if is_tool else part.label
@@ -573,7 +573,7 @@ class StreamReader(BlockReader):
         if type(index) is not int:
             return []
         block, part = self.open.get(index), None
-        if block is not None and block.texts and isinstance(block.part, ir.Native):
+        if block is not None and block.texts and isinstance(block.part, ir.NativePart):
             # For tools that the vendor runs, the input is part of the native block.
             text = "".join(block.texts)
             value = parse_json(text)

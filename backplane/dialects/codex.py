@@ -281,7 +281,7 @@ def read_item(item: Json, at: str, *, is_answer: bool = False) -> ir.Message | l
         return [ir.Thinking(text=text, field=field, signature=proof, at=at, ext=ext_of(NAME, rest))]
     is_tool = type(kind) is str and kind.endswith(SERVER_TOOLS)
     label = str((is_tool and item.get("name")) or kind)
-    return [ir.Native(dialect=NAME, label=label, payload=item, at=at, is_tool=is_tool, is_bound=kind in BOUND)]
+    return [ir.NativePart(dialect=NAME, label=label, payload=item, at=at, is_tool=is_tool, is_bound=kind in BOUND)]
 
 
 THOUGHTS: Final = {"summary": "summary_text", "content": "reasoning_text"}
@@ -307,10 +307,10 @@ def _read_message(item: Json, rest: dict[str, Any], at: str, *, is_answer: bool)
     parts = read_content(rest, "content", at, read_block)
     if role != "assistant":
         if is_answer:
-            return [ir.Native(dialect=NAME, label=f"item of {role}", payload=item, at=at)]
+            return [ir.NativePart(dialect=NAME, label=f"item of {role}", payload=item, at=at)]
         return ir.Message(role=role, parts=parts, native_role=native, at=at, ext=ext_of(NAME, rest))
     if not parts:
-        return [ir.Native(dialect=NAME, label="empty message", payload=item, at=at)]
+        return [ir.NativePart(dialect=NAME, label="empty message", payload=item, at=at)]
     if rest:
         ext = {NAME: {**parts[0].ext.get(NAME, {}), "..": rest}}
         parts = (msgspec.structs.replace(parts[0], ext=ext), *parts[1:])
@@ -387,7 +387,7 @@ def write_turn(message: ir.Message, notes: LossLedger) -> list[Json]:
     said: list[ir.Part] = []
     for part in (*message.parts, None):
         is_said = isinstance(part, ir.Text | ir.Refusal | ir.Media) or (
-            isinstance(part, ir.Native) and "/content/" in part.at
+            isinstance(part, ir.NativePart) and "/content/" in part.at
         )
         if said and not (is_said and (not notes.is_home or item_of(said[0].at) == item_of(part.at))):  # type: ignore[union-attr]
             out += _write_said(said, notes)

@@ -220,7 +220,7 @@ def read_part(
     cache = take_cache(rest)
     part = None if kind is None else read(kind, rest, at)
     if part is None:
-        return ir.Native(dialect=dialect, label=str(kind), payload=value, at=at)
+        return ir.NativePart(dialect=dialect, label=str(kind), payload=value, at=at)
     return msgspec.structs.replace(part, cache=cache, at=at, ext=ext_of(dialect, rest))
 
 
@@ -300,7 +300,7 @@ def head_of(conversation: ir.Conversation, notes: LossLedger) -> dict[str, Any]:
 
 def write_part(part: ir.Part, notes: LossLedger, write: Callable[[ir.Part, LossLedger], dict[str, Any] | None]) -> Json:
     """Write a block with its own members; if `write` returns None, note that the target has no such block."""
-    if isinstance(part, ir.Native) and part.dialect == notes.target:
+    if isinstance(part, ir.NativePart) and part.dialect == notes.target:
         return part.payload
     out = write(part, notes)
     if out is None:
@@ -490,9 +490,9 @@ class LossLedger:
     def lose_part(self, part: ir.Part, reason: str | None = None) -> None:
         """Report a block that the target does not have."""
         code, words = CODES.get(type(part), ("part", f"{type(part).__name__} has no counterpart here"))
-        if isinstance(part, ir.Native) and part.is_tool:
+        if isinstance(part, ir.NativePart) and part.is_tool:
             code, words = "tool", f"{part.label} was run by {self.source} itself"
-        elif isinstance(part, ir.Native):
+        elif isinstance(part, ir.NativePart):
             words = f"{part.label} has no counterpart"
         found = getattr(part, "payload", None) or getattr(part, "text", None) or getattr(part, "data", None)
         self.drop(part.at, code, reason or words, found)

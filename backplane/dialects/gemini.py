@@ -192,7 +192,7 @@ def read_part(value: Json, at: str, calls: Calls) -> ir.Part:
     if part is not None:
         return msgspec.structs.replace(part, signature=proof, at=at, ext=ext_of(NAME, rest))
     kind = next(iter(value), "empty part") if type(value) is dict else "part"
-    return ir.Native(dialect=NAME, label=kind, payload=value, at=at, is_tool=kind in CALLED_ELSEWHERE)
+    return ir.NativePart(dialect=NAME, label=kind, payload=value, at=at, is_tool=kind in CALLED_ELSEWHERE)
 
 
 def _read_part(rest: dict[str, Any], at: str, calls: Calls) -> ir.Part | None:

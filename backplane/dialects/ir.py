@@ -134,7 +134,7 @@ class ToolOutput(Part, frozen=True, kw_only=True, gc=False):
     id_made: bool = False
 
 
-class Native(Part, frozen=True, kw_only=True, gc=False):
+class NativePart(Part, frozen=True, kw_only=True, gc=False):
     """A block that has no portable form, with its native form in `payload`."""
 
     dialect: str

@@ -19,7 +19,7 @@ from backplane.dialects.ir import (
     Conversation,
     Media,
     Message,
-    Native,
+    NativePart,
     Node,
     Part,
     Refusal,
@@ -110,7 +110,7 @@ def check_meaning(conversation: Conversation, ledger: LossLedger) -> None:
         for part in message.parts:
             if isinstance(part, ToolOutput) and part.id not in calls:
                 ledger.refuse(part.at, "call_missing", f"the call {part.id} is not in the conversation", "ir_invalid")
-            elif isinstance(part, Native) and part.is_bound:
+            elif isinstance(part, NativePart) and part.is_bound:
                 ledger.refuse(part.at, "part_bound", f"{part.label} points to state that {ledger.source} keeps")
     own = entries.get("tool_choice")  # A choice that only its own dialect can write.
     names = {conversation.options.get("tool_choice", {}).get("name")}

@@ -62,13 +62,13 @@ def read_block(value: Json, at: str) -> ir.Part:
         content = read_content(rest, "says", at, read_block)
         failed = pop(rest, "failed", bool)
         return ir.ToolOutput(id=call_id, content=content, is_error=failed, at=at, ext=ext_of(NAME, rest))
-    return ir.Native(dialect=NAME, label=str(kind), payload=value, at=at)
+    return ir.NativePart(dialect=NAME, label=str(kind), payload=value, at=at)
 
 
 def write_block(part: ir.Part, notes: LossLedger) -> Json:
     out: dict[str, Any]
     match part:
-        case ir.Native() if part.dialect == NAME:
+        case ir.NativePart() if part.dialect == NAME:
             return part.payload
         case ir.Text():
             out = {"type": "text", "text": part.text}

@@ -378,7 +378,7 @@ def essence(value: Any) -> Any:
         return ("result", essence(value.content), value.is_error)
     if isinstance(value, ir.Media):
         return ("media", value.kind, value.data, value.url, value.file_id)
-    if isinstance(value, ir.Native):
+    if isinstance(value, ir.NativePart):
         return ("native", canonical(value.payload))
     return (type(value).__name__, value.text)
 

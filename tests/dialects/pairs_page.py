@@ -264,10 +264,11 @@ acme = "your_package.acme:DIALECT"
 1. **Words.** Roles, and `Endings(stops, words)`: the vendor's reasons to stop → ours, and ours → the vendor's. Every
    reason of `ir.Stop` and `None` needs a word; where the vendor has none, one that does not say that all went well.
 2. **`read_block`, `write_block`.** Copy the object, `pop` what is known, and leave the rest in `ext_of(NAME, rest)`. A
-   block of an unknown kind is an `ir.Native`. To write, `match` on our blocks; `notes.own` puts the rest back if the
-   target is the vendor itself. A block without a word here is named by `notes.lose_part`. If the kind of a block is its
-   member `type`, `read_part` and `write_part` do all this around the `match`. `write_parts` and `write_content` write
-   lists of blocks, and texts. One form of each thing is enough: `vendor` keeps the spelling of the document.
+   block of an unknown kind is an `ir.NativePart`. To write, `match` on our blocks; `notes.own` puts the rest back if
+   the target is the vendor itself. A block without a word here is named by `notes.lose_part`. If the kind of a block is
+   its member `type`, `read_part` and `write_part` do all this around the `match`. `write_parts` and `write_content`
+   write lists of blocks, and texts; `takes` asks a table which media the vendor accepts. One form of each thing is
+   enough: `vendor` keeps the spelling of the document.
 3. **`read_request`, `write_request`.** `members_of`, `pop_list`, `pop_inner` and `put_back` take members,
    `read_content` a text or a list of blocks, `OptionsRead` options of the same value, which `write_options` writes
    within the server's bounds; `options_at` says where each was. `notes.bounded`, `notes.change_option` and
