@@ -30,7 +30,7 @@ PACKAGES = {"@musistudio/claude-code-router": "2.0.0", "@portkey-ai/gateway": "1
 ROUTER, PORTKEY = ("node_modules/@musistudio/claude-code-router/dist/cli.js",
                    "node_modules/@portkey-ai/gateway/build/start-server.js")  # fmt: skip
 INSTALL_S_MAX, START_S_MAX, WAIT_S_MAX = 240, 30, 30
-FIRSTS, WHOLES, CHUNKS, STREAMS, LOAD_S, CONNECTIONS = 60, 150, 3_000, 4, 3.0, 8
+FIRSTS, WARM, WHOLES, CHUNKS, STREAMS, LOAD_S, CONNECTIONS = 60, 5, 150, 3_000, 4, 3.0, 8
 OPEN = (100, 500)
 SIZES = {"small": 1, "8k": 8_000, "50k": 50_000}
 KEY = "bench-key"
@@ -198,13 +198,13 @@ def firsts(way: Way, size: int, count: int = FIRSTS) -> list[float]:
     """Return milliseconds to the first piece of a stream, for each of some requests of one conversation."""
     with connected(way) as end:
         found = []
-        for number in range(count + 5):
+        for number in range(count + WARM):
             request, data = way.request(size, stream=True, number=number), b""
             took, data = take(end, request, has_text)
             while not data.endswith(b"0\r\n\r\n"):
                 data += end.recv(1 << 18)
             found.append(took * 1000)
-    return found[5:]
+    return found[WARM:]
 
 
 def wholes(way: Way, size: int) -> list[float]:
@@ -442,8 +442,11 @@ def added(ways: list[Way], direct: Way, figures: dict[str, dict[str, Any]], atte
     for name, size in SIZES.items():
         alone = statistics.median(firsts(direct, size))
         for way in ways:
+            assert way.pid is not None
             with attempt(way, f"first_{name}"):
+                before = cpu_s(way.pid)
                 figures[way.name][f"first_{name}_ms"] = statistics.median(firsts(way, size)) - alone
+                figures[way.name][f"cpu_{name}_ms"] = (cpu_s(way.pid) - before) * 1000 / (FIRSTS + WARM)
     alone = statistics.median(wholes(direct, 1))
     for way in ways:
         with attempt(way, "whole"):

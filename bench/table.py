@@ -565,6 +565,7 @@ GATEWAY_GOALS = (
 GATEWAY_FIGURES = {
     "first_8k_ms": ("added first byte, 8 KB", "ms"), "first_50k_ms": ("added first byte, 50 KB", "ms"),
     "whole_ms": ("added to a whole answer", "ms"), "cpu_ms": ("CPU a request", "ms"),
+    "cpu_50k_ms": ("CPU a streamed request, 50 KB", "ms"),
     "chunk_us": ("a chunk", "µs"), "per_s": ("requests a second", "/s"),
     "rss_idle": ("memory, idle", "MiB"), "rss_100": ("memory, 100 open streams", "MiB"),
     "rss_500": ("memory, 500 open streams", "MiB"), "start_ms": ("start to listening", "ms"),

@@ -9,7 +9,6 @@ request translated again, so the result is always that of a translation of the w
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final
@@ -95,8 +94,9 @@ class _Move(msgspec.Struct, frozen=True):
 
 def _place(at: str, name: str) -> int:
     """Return the index of the message that a pointer points to or into; -1 if there is none."""
-    found = re.match(rf"/{name}/([0-9]+)(?=/|$)", at)
-    return int(found[1]) if found else -1
+    begin = f"/{name}/"
+    word = at[len(begin) :].partition("/")[0] if at.startswith(begin) else ""
+    return int(word) if word.isdecimal() else -1
 
 
 def _moved(at: str, name: str, place: int, by: int) -> str:
@@ -254,16 +254,23 @@ def look(name: str, one: Json) -> tuple[str, list[Any], list[Any], bool]:
         return (_SPEAKERS.get(role, "") if kind in (None, "message") else ""), [], [], False
     if role == "tool":
         return "result", [], [one.get("tool_call_id")], True
+    calls, results = [_id(call) for call in one.get("tool_calls") or ()], []
     blocks = one.get("parts") if name == "contents" else one.get("content")
-    blocks = [block for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
-    calls = [call.get("id") if isinstance(call, dict) else None for call in one.get("tool_calls") or ()]
-    calls += [block.get("id") for block in blocks if kind_of(block) == "tool_use"]
-    calls += [_id(block["functionCall"]) for block in blocks if "functionCall" in block]
-    results = [block.get("tool_use_id") for block in blocks if kind_of(block) == "tool_result"]
-    results += [_id(block["functionResponse"]) for block in blocks if "functionResponse" in block]
-    if one.get("function_call") is not None or any({"function_call", "function_response"} & set(b) for b in blocks):
-        return "", [], [], False
-    speaker = _SPEAKERS.get(role, "")
+    blocks = blocks if isinstance(blocks, list) else []
+    for block in blocks:
+        kind = kind_of(block)
+        if kind == "tool_use":
+            calls.append(block.get("id"))
+        elif kind == "tool_result":
+            results.append(block.get("tool_use_id"))
+        elif kind is None and isinstance(block, dict):
+            if "functionCall" in block:
+                calls.append(_id(block["functionCall"]))
+            elif "functionResponse" in block:
+                results.append(_id(block["functionResponse"]))
+            elif "function_call" in block or "function_response" in block:
+                return "", [], [], False
+    speaker = _SPEAKERS.get(role, "") if one.get("function_call") is None else ""
     return ("result" if results and speaker == "user" else speaker), calls, results, len(results) == len(blocks)
 
 
@@ -297,13 +304,16 @@ def cuts_of(name: str, elements: list[Any]) -> _Cuts | None:
             continue
         if speaker == "model" and before != "model" and not waiting:
             places.append(place)
-        if not all(isinstance(id, str) and id for id in (*calls, *results)) or len({*calls}) < len(calls):
-            return None
-        if seen & {*calls} or not {*results} <= waiting or len({*results}) < len(results):
-            return None
+        for id in calls:
+            if not isinstance(id, str) or not id or id in seen:
+                return None
+            seen.add(id)
+            waiting.add(id)
+        for id in results:
+            if id not in waiting:
+                return None
+            waiting.remove(id)
         is_pure = is_pure and (speaker != "result" or has_results_only)
-        waiting = (waiting | {*calls}) - {*results}
-        seen |= {*calls}
         before = speaker
     if not places or before == "model" or waiting:
         return None
