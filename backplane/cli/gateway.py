@@ -68,10 +68,8 @@ def _listen(port: int) -> socket.socket:
 
 
 async def _serve(settings: config.Settings, listener: socket.socket, args: Args) -> int:
-    from backplane.gateway.agents import agent_targets
     from backplane.gateway.clients import new_key
     from backplane.gateway.serving import open_gateway
-    from backplane.runtime.plane import ControlPlane
 
     environ = dict(os.environ)
     needs_key = args.program is not None or not settings.gateway.clients
@@ -81,6 +79,9 @@ async def _serve(settings: config.Settings, listener: socket.socket, args: Args)
         async with AsyncExitStack() as opened:
             agents = None
             if settings.gateway.agents:
+                from backplane.gateway.agents import agent_targets
+                from backplane.runtime.plane import ControlPlane  # 30 ms, which no other gateway needs.
+
                 agents = agent_targets(
                     await opened.enter_async_context(ControlPlane(settings, home, environ)), settings.gateway.agents
                 )
