@@ -19,7 +19,6 @@ from backplane.dialects.framing import UNREADABLE
 from backplane.errors import TranslationError
 
 NUMBER: Final = (int, float)
-ANY: Final = (dict, list, str, int, float, bool)
 _UPPER: Final = re.compile(r"[A-Z]")
 _MISSING: Final = object()
 MADE_ID: Final = "call_made_"

@@ -15,7 +15,6 @@ from backplane.dialects.common import encode, escape
 from backplane.dialects.ir import LossKind
 
 ABSENT: Final[Any] = object()
-NOTHING: Final[tuple[Any, ...]] = (ABSENT, None, "", [], {})
 IDS: Final = ("id", "tool_use_id", "call_id", "tool_call_id", "name")
 """Members by which an element of a list is matched if its content differs."""
 

@@ -182,20 +182,20 @@ def normal(value: Json) -> Json:
 # Parts ----------------------------------------------------------------------------------------------------------------
 
 
-def read_part(value: Json, at: str, calls: Calls) -> ir.Part:
+def read_block(value: Json, at: str, calls: Calls) -> ir.Part:
     """Read one part; a text without an object around it is a text part."""
     if type(value) is str:
         return ir.Text(text=value, at=at)
     rest = value.copy() if type(value) is dict else {}
     proof = pop(rest, "thoughtSignature")
-    part = _read_part(rest, at, calls)
+    part = _read_block(rest, at, calls)
     if part is not None:
         return msgspec.structs.replace(part, signature=proof, at=at, ext=ext_of(NAME, rest))
     kind = next(iter(value), "empty part") if type(value) is dict else "part"
     return ir.NativePart(dialect=NAME, label=kind, payload=value, at=at, is_tool=kind in CALLED_ELSEWHERE)
 
 
-def _read_part(rest: dict[str, Any], at: str, calls: Calls) -> ir.Part | None:
+def _read_block(rest: dict[str, Any], at: str, calls: Calls) -> ir.Part | None:
     """Read a part by the member that only its kind has; the members that are read are removed from `rest`."""
     if type(rest.get("functionCall")) is dict:
         body = rest.pop("functionCall").copy()
@@ -232,7 +232,7 @@ def _read_result(rest: dict[str, Any], at: str, calls: Calls) -> ir.ToolOutput:
             text, fields["value"] = json_text(value), value
         content = (ir.Text(text=text, at=f"{at}/response"),)
     found = body.get("parts")
-    pictures = [read_part(one, f"{at}/parts/{place}", calls) for place, one in enumerate(found or ())]
+    pictures = [read_block(one, f"{at}/parts/{place}", calls) for place, one in enumerate(found or ())]
     if pictures and type(found) is list and all(isinstance(part, ir.Media) for part in pictures):
         del body["parts"]
         content += tuple(pictures)
@@ -244,12 +244,12 @@ def _read_result(rest: dict[str, Any], at: str, calls: Calls) -> ir.ToolOutput:
     )  # fmt: skip
 
 
-def write_one(part: ir.Part, notes: LossLedger) -> Json:
+def write_block(part: ir.Part, notes: LossLedger) -> Json:
     """Write one part; if the vendor has no such part, note a loss and return None."""
-    return write_part(part, notes, _write_one)
+    return write_part(part, notes, _write_block)
 
 
-def _write_one(part: ir.Part, notes: LossLedger) -> dict[str, Any] | None:
+def _write_block(part: ir.Part, notes: LossLedger) -> dict[str, Any] | None:
     out: dict[str, Any]
     match part:
         case ir.Text():
@@ -277,7 +277,7 @@ def _write_result(part: ir.ToolOutput, notes: LossLedger) -> dict[str, Any]:
     text = notes.plain_text(inner for inner in part.content if not isinstance(inner, ir.Media))
     body: dict[str, Any] = {**_own_id(part), "name": "unknown" if part.name is None else part.name}
     body["response"] = part.value if is_value else {"error" if part.is_error else "output": text}
-    if media := write_all([inner for inner in part.content if isinstance(inner, ir.Media)], notes):
+    if media := write_blocks([inner for inner in part.content if isinstance(inner, ir.Media)], notes):
         body["parts"] = media
     return body
 
@@ -293,9 +293,9 @@ def _write_media(part: ir.Media, notes: LossLedger) -> dict[str, Any]:
     return {member: without_none(body)}
 
 
-def write_all(parts: Iterable[ir.Part], notes: LossLedger) -> list[Json]:
+def write_blocks(parts: Iterable[ir.Part], notes: LossLedger) -> list[Json]:
     """Write parts; those that the vendor does not have are omitted."""
-    return write_parts(parts, partial(write_one, notes=notes))
+    return write_parts(parts, partial(write_block, notes=notes))
 
 
 # Contents -------------------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def read_message(value: Json, at: str, calls: Calls, role: ir.Role | None = None
         return ir.Message(role=role or "user", parts=(ir.Text(text=value, at=at),), at=at)
     rest = members_of(value, at)
     native, found = pop(rest, "role"), pop(rest, "parts", list)
-    parts = tuple(read_part(part, f"{at}/parts/{place}", calls) for place, part in enumerate(found or ()))
+    parts = tuple(read_block(part, f"{at}/parts/{place}", calls) for place, part in enumerate(found or ()))
     if role is None:
         role = ROLES.get(native or "", "user")
         if role == "user" and parts and all(isinstance(part, ir.ToolOutput) for part in parts):
@@ -319,7 +319,7 @@ def write_message(message: ir.Message, notes: LossLedger) -> dict[str, Any]:
     """Write one content."""
     stays = message.role == "system" and notes.is_home
     role = "model" if message.role == "assistant" else "system" if stays else "user"
-    return notes.own({"role": role, "parts": write_all(message.parts, notes)}, message)
+    return notes.own({"role": role, "parts": write_blocks(message.parts, notes)}, message)
 
 
 def _with_names(messages: tuple[ir.Message, ...]) -> tuple[ir.Message, ...]:
@@ -439,7 +439,7 @@ def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str,
     messages = _with_names(conversation.messages)
     system, others = outside(messages, notes, lambda message: message.at.startswith("/contents/"))
     if system is not None:
-        out["systemInstruction"] = notes.own({"parts": write_all(system.parts, notes)}, system)
+        out["systemInstruction"] = notes.own({"parts": write_blocks(system.parts, notes)}, system)
     out["contents"] = []
     for message in others:
         written = write_message(message, notes)
@@ -742,7 +742,7 @@ class StreamReader(BlockReader):
         call = _said(part, "functionCall") if type(part) is dict else None
         if type(call) is dict and (not PIECES.isdisjoint(call) or (state.call is not None and "name" not in call)):
             return self._piece(state, part, camel(call), at)
-        read = read_part(camel(part), at, self.ids)
+        read = read_block(camel(part), at, self.ids)
         if isinstance(read, ir.Text | ir.Thinking):
             return self._text(state, read)
         out = self._close(state)
@@ -794,7 +794,7 @@ class StreamReader(BlockReader):
         out = self._close(state) if "name" in call else []
         if state.call is None:
             out += self._close(state)
-            read: Any = read_part(camel(part), at, self.ids)
+            read: Any = read_block(camel(part), at, self.ids)
             state.args = dict(read.input)
             state.call = msgspec.structs.replace(read, input={}, ext={})
             out += self.begin(state.number, state.call, state.number)
@@ -880,7 +880,7 @@ class StreamWriter(BlockWriter):
             self.ledger.drop(part.at, "arguments", CUT_CALL)
             return self._in_turn(key, [])
         count = len(self.ledger.losses)
-        written = write_one(part, self.ledger)
+        written = write_block(part, self.ledger)
         made = [] if written is None else self._parts(key[0], [written])
         if written is None and len(self.ledger.losses) == count:
             return None
