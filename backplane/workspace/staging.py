@@ -54,6 +54,7 @@ class Staging:
         tracked: Mapping[str, Leaf | None],
         excluded: bytes,
         no_history: str,
+        travels: bool,
     ) -> None:
         """Fill a copy, and make the agent's repository in it: with the original's history, or with one commit.
 
@@ -61,6 +62,7 @@ class Staging:
             tracked: the entries of the original's index.
             excluded: ignore rules for the agent's repository.
             no_history: why the copy lacks the original's history; "" if it has none.
+            travels: the copy is sent to another machine, where files have other inodes and times.
 
         Raises:
             OSError, WorkspaceError: it cannot be filled.
@@ -77,7 +79,7 @@ class Staging:
                         objects.blob(leaf, data)
             history.write(git_dir)
         else:
-            self._copy_into_commit(str(root), git_dir, repo, no_history)
+            self._copy_into_commit(str(root), git_dir, repo, no_history, travels=travels)
         lines = excluded and excluded.rstrip(b"\n") + b"\n"
         (git_dir / "info/exclude").write_bytes(lines + b"".join(map(_exclude_line, self._apart)))
         for path, facts in reversed(self._listing.folders):
@@ -85,7 +87,7 @@ class Staging:
             os.utime(place, ns=(facts.st_atime_ns, facts.st_mtime_ns))
             os.chmod(place, facts.st_mode & 0o777)
 
-    def _copy_into_commit(self, root: str, git_dir: Path, repo: Repo, no_history: str) -> None:
+    def _copy_into_commit(self, root: str, git_dir: Path, repo: Repo, no_history: str, *, travels: bool) -> None:
         why = f"\nThe history of the original is not in this copy: {no_history}.\n" if no_history else ""
         # The agent's repository gets a copy of the first pack, so what it must not contain is in another.
         with repo.storing(again=True) as private:
@@ -99,7 +101,8 @@ class Staging:
                         leaves[path] = leaf
                 head = objects.commit(leaves, f"baseline\n{why}")
             known = self._baseline.known
-            index = index_of(leaves, lambda path: known[path].signature[:4], sha256=repo.sha256)
+            nothing = (0, 0, 0, 0)
+            index = index_of(leaves, lambda path: nothing if travels else known[path].signature[:4], sha256=repo.sha256)
             write_one_commit(git_dir, repo, head, index)
 
     def _copied(self, root: str, *, sha256: bool) -> Iterator[tuple[str, Leaf, bytes, bool]]:

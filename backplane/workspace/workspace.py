@@ -117,7 +117,8 @@ class Workspace:
         found = self._find_history(repo, tracked or {})
         staging = Staging(self.original, listing, ignored, self._scope, self._unread, self._baseline)
         if self.mode == "staged":
-            staging.copy(self.root, repo, found, tracked or {}, self._repository.carried, self.no_history)
+            excluded = self._repository.carried
+            staging.copy(self.root, repo, found, tracked or {}, excluded, self.no_history, self._travels)
         else:
             staging.read_in_place(repo)
         facts = self.root.stat()
