@@ -236,7 +236,7 @@ def count_of(document: Any) -> int | None:
 
 
 def usage_of(body: bytes) -> TokenCounts | None:
-    """Return the counters of an answer that is none of a model: of embeddings, or of a compacted conversation."""
+    """Return the counters of an answer with embeddings, or with a compacted conversation; None is unknown."""
     try:
         document = msgspec.json.decode(body)
     except framing.UNREADABLE:

@@ -116,7 +116,7 @@ class ClientCall(msgspec.Struct, frozen=True, kw_only=True):
     """Form of a stream."""
     query: str = ""
     other: str = ""
-    """Of a request that is passed: its path below the version, or its word behind the colon."""
+    """Path below the version, or word behind the colon, which a passed request has at its service, too."""
     response: str = ""
     """Id of a kept answer."""
 

@@ -1,4 +1,4 @@
-"""What the gateway keeps in memory between two requests of a client, within bounds: the oldest goes first."""
+"""Keeps values in memory between two requests of a client, within bounds: the oldest goes first."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ class FrontServer(Generic[UserT]):
         await reply.whole(200, [], encode(call.front.model(row)))
 
     async def _kept(self, call: ClientCall, user: UserT, reply: ClientReply) -> None:
-        """Return or forget a kept answer, at its service too. Raises Refused: 404, there is none of this user."""
+        """Send a kept answer, or forget it, at its service too. Raises Refused: 404, this user has no such answer."""
         key = (self._keeper.owner(user), call.response)
         row = self._shared.responses.find(key)
         if row is None:

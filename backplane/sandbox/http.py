@@ -93,6 +93,7 @@ class HttpClient:
             # Else a second small write, as of a body after its head, waits 40 ms for the client's receipt of the first.
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+        self._is_head = False
 
     async def request(self) -> h11.Request | None:
         """Return the next request, before its body; None if the client has closed the connection."""
@@ -100,6 +101,7 @@ class HttpClient:
         event = await self._next_event()
         if not isinstance(event, h11.Request):
             return None
+        self._is_head = event.method == b"HEAD"
         if not _LENGTHS & {name for name, _ in event.headers}:
             await self._next_event()  # The end of the request, so that `has_body` is False.
         return event
@@ -131,7 +133,7 @@ class HttpClient:
         with anyio.move_on_after(IDLE_S_MAX):
             headers = [("content-type", kind), ("content-length", str(len(body))), ("connection", "close")]
             head = h11.Response(status_code=status, headers=headers, reason=reason)
-            await self.send(head, h11.Data(data=body), h11.EndOfMessage())
+            await self.send(head, *([] if self._is_head else [h11.Data(data=body)]), h11.EndOfMessage())
         await self.finish()
 
     async def finish(self) -> bool:
