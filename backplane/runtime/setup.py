@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 import msgspec
@@ -71,11 +73,11 @@ class HostSetup:
 
             self.key_use = KeyUse(start.backend.held_key.prices)
 
-    async def plan(self, stage: Callable[[], Awaitable[Workspace]] | None) -> None:
+    async def plan(self, stage: Callable[[], Awaitable[Workspace]]) -> None:
         """Plan the sandbox, if one is asked for and this machine can make it.
 
         Args:
-            stage: makes the copy, if the sandbox depends on its files; None for a host that waits for its order.
+            stage: makes the copy, if the sandbox depends on its files.
 
         Raises:
             CapabilityError: `capability_unsupported`, a demand of the order cannot be met.
@@ -98,16 +100,32 @@ class HostSetup:
         open_stores |= program.open_stores if program is not None else frozenset()
         self.sandbox = Sandbox(self.policy, self.isolation, demanded, found, open_stores=open_stores)
         if program is not None and contained:
-            needs_copy = await anyio.to_thread.run_sync(self._make_folders, self.sandbox, stage is None)
-            if needs_copy and stage is None:
-                raise WorkspaceError("workspace_staging_failed", "a host that waits for its order has no copy yet")
-            copy = await stage() if needs_copy and stage is not None else None
-            self.contained = await anyio.to_thread.run_sync(self._contain, program, self.sandbox, copy)
+            needs_copy = await anyio.to_thread.run_sync(self._make_folders, self.sandbox)
+            staged = await stage() if needs_copy else None
+            self.contained = await anyio.to_thread.run_sync(self._contain, program, self.sandbox, staged)
 
-    def _make_folders(self, sandbox: Sandbox, waits: bool) -> bool:
+    def following(self) -> HostSetup:
+        """Return the setup of a host that waits for the next order like this one: the same plan in other folders."""
+        made = HostSetup(self.start, self.order, self.policy, str(uuid.uuid4()))
+        made.key, made.sandbox = self.key, copy.copy(self.sandbox)
+        made.contained = _renamed(self.contained, self.name, made.name)
+        return made
+
+    def make_ahead(self) -> None:
+        """Make the folders of a host that waits for its order, which no other control plane may sweep. Blocking.
+
+        Raises:
+            WorkspaceError: `workspace_staging_failed`.
+        """
+        if self.contained is not None:
+            self._lock = self.start.state.make_scratch(self.name, lock=True)
+            if self.order.workspace.mode == "staged":
+                self.tree = self.start.state.make_tree(self.name)
+
+    def _make_folders(self, sandbox: Sandbox) -> bool:
         """Make the folders of the sandbox; return True if the sandbox can only be planned after the copy is made."""
         state, spec = self.start.state, self.order.workspace
-        self._lock = state.make_scratch(self.name, lock=waits)
+        state.make_scratch(self.name, lock=False)
         if spec.mode == "staged":
             # Whether a copy of some of the files may have git's history is known once the copy is made, so not here.
             if not (spec.include or spec.exclude or sandbox.needs_tree(spec.root)):
@@ -118,12 +136,12 @@ class HostSetup:
             raise WorkspaceError("workspace_init_failed", fact, hint=NAME_A_FOLDER)
         return False
 
-    def _contain(self, backend: ProcessBackend, sandbox: Sandbox, copy: Workspace | None) -> Contained:
+    def _contain(self, backend: ProcessBackend, sandbox: Sandbox, staged: Workspace | None) -> Contained:
         from backplane.sandbox.plan import RunFolders
 
         state, order = self.start.state, self.order
-        root = os.path.realpath(self.tree or (copy.root if copy is not None else order.workspace.root))
-        objects = copy.object_folders if copy is not None else object_folders(order.workspace.root)
+        root = os.path.realpath(self.tree or (staged.root if staged is not None else order.workspace.root))
+        objects = staged.object_folders if staged is not None else object_folders(order.workspace.root)
         folders = RunFolders(
             root=root,
             original=os.path.realpath(order.workspace.root) if order.workspace.mode == "staged" else None,
@@ -163,3 +181,19 @@ class HostSetup:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _renamed(value: Any, old: str, new: str) -> Any:
+    """Return a plan with another name in all of its paths."""
+    match value:
+        case str():
+            return value.replace(old, new)
+        case bytes():
+            return value.replace(old.encode(), new.encode())
+        case tuple() | list():
+            return type(value)(_renamed(one, old, new) for one in value)
+        case Mapping():
+            return {name: _renamed(one, old, new) for name, one in value.items()}
+        case msgspec.Struct():
+            return type(value)(**{name: _renamed(getattr(value, name), old, new) for name in value.__struct_fields__})
+    return value

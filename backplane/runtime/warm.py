@@ -10,7 +10,6 @@ import functools
 import hashlib
 import math
 import os
-import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -87,13 +86,12 @@ class WarmHost:
     async def _live(self) -> None:
         scope = self.task.scope
         try:
-            await self.setup.plan(None)
-            if await anyio.to_thread.run_sync(fingerprint, self.setup) == self.setup.key:
-                async with self.setup.open(None) as self._link:
-                    self._link.call_on_exit(self.end)
-                    scope.deadline = anyio.current_time() + WAIT_S
-                    self._started.set()
-                    await anyio.sleep_forever()
+            await anyio.to_thread.run_sync(self.setup.make_ahead)
+            async with self.setup.open(None) as self._link:
+                self._link.call_on_exit(self.end)
+                scope.deadline = anyio.current_time() + WAIT_S
+                self._started.set()
+                await anyio.sleep_forever()
         except Exception:  # The next run that starts such a host gets the error again and reports it.
             if self.is_taken:
                 raise
@@ -160,9 +158,7 @@ class WarmHosts:
             return
         if len(waiting) >= self._most:
             waiting[0].end()
-        following = HostSetup(setup.start, setup.order, setup.policy, str(uuid.uuid4()))
-        following.key = key
-        self._hosts.append(WarmHost(following, self._hosts.remove))
+        self._hosts.append(WarmHost(setup.following(), self._hosts.remove))
 
     async def close(self) -> None:
         """End the hosts that no run has taken."""
