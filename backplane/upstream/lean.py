@@ -21,6 +21,8 @@ import httpx
 from backplane.upstream.clients import making_client
 
 READ_BYTES: Final = 64 * 1024
+HEAD_BYTES_MAX: Final = 100 * 1024
+"""Bytes of an answer's head; httpx takes as many."""
 CLOSE_S: Final = 1.0
 """Seconds to close a connection; TLS says goodbye."""
 
@@ -60,7 +62,7 @@ class LeanClient:
 
     async def __aexit__(self, *_: object) -> None:
         while self._kept:
-            await self._kept.pop().aclose()
+            await self._kept.pop().close()
 
     async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> httpx.Response:
         """Send a request and return the answer before its body.
@@ -69,7 +71,8 @@ class LeanClient:
             httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError: as httpx does.
         """
         given = [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
-        head = [(b"host", self._netloc), *given, (b"content-length", str(len(body)).encode())]
+        own = [] if "host" in headers else [(b"host", self._netloc)]
+        head = [*own, *given, (b"content-length", str(len(body)).encode())]
         target = _path(url)
         connection = await self._kept_one() or await self._connect()
         try:
@@ -81,11 +84,9 @@ class LeanClient:
                     await connection.stream.send(data)
             answer = await connection.response()
         except BaseException:
-            await connection.aclose()
+            await connection.close()
             raise
-        return httpx.Response(
-            answer.status_code, headers=answer.headers.raw_items(), stream=_LeanBody(self, connection)
-        )
+        return httpx.Response(answer.status_code, headers=answer.headers.raw_items(), stream=connection)
 
     async def _connect(self) -> _Connection:
         with _mapped(httpx.ConnectError, httpx.ConnectError, httpx.ConnectTimeout):
@@ -96,7 +97,7 @@ class LeanClient:
                     stream = await anyio.connect_tcp(
                         self._host, self._port, ssl_context=self._tls, tls_standard_compatible=False
                     )
-            return _Connection(stream, self.timeout_s)
+            return _Connection(self, stream)
 
     async def _kept_one(self) -> _Connection | None:
         """Take the kept connection that was used last; those that the service has closed are closed here, too."""
@@ -104,25 +105,27 @@ class LeanClient:
             connection = self._kept.pop()
             if connection.is_usable(anyio.current_time() - self._kept_s):
                 return connection
-            await connection.aclose()
+            await connection.close()
         return None
 
     async def take_back(self, connection: _Connection) -> None:
         """Keep a connection if its answer is over and the service keeps it, too; else close it."""
-        if connection.http.our_state is connection.http.their_state is h11.DONE and len(self._kept) < self._kept_max:
-            connection.http.start_next_cycle()
+        http = connection.http
+        is_over = http.our_state is http.their_state is h11.DONE and not http.trailing_data[0]
+        if is_over and len(self._kept) < self._kept_max:
+            http.start_next_cycle()
             connection.used_s = anyio.current_time()
             self._kept.append(connection)
         else:
-            await connection.aclose()
+            await connection.close()
 
 
-class _Connection:
-    """An open connection and the state of its HTTP."""
+class _Connection(httpx.AsyncByteStream):
+    """An open connection and the state of its HTTP; as a stream of httpx it is the body of the present answer."""
 
-    def __init__(self, stream: anyio.abc.ByteStream, timeout_s: float) -> None:
-        self.stream, self._timeout_s = stream, timeout_s
-        self.http = h11.Connection(h11.CLIENT)
+    def __init__(self, client: LeanClient, stream: anyio.abc.ByteStream) -> None:
+        self._client, self.stream = client, stream
+        self.http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
         self.used_s = 0.0
         self._poll = select.poll()
         self._poll.register(stream.extra(anyio.abc.SocketAttribute.raw_socket), select.POLLIN)
@@ -139,7 +142,7 @@ class _Connection:
                     raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
             return event
 
-    async def body(self) -> AsyncIterator[bytes]:
+    async def __aiter__(self) -> AsyncIterator[bytes]:
         """Yield the body, each chunk of the service as a piece."""
         with _mapped(httpx.RemoteProtocolError, httpx.ReadError, httpx.ReadTimeout):
             while not isinstance(event := self.http.next_event(), h11.EndOfMessage):
@@ -150,7 +153,7 @@ class _Connection:
 
     async def receive(self) -> bytes:
         """Read once; return the bytes, empty at the connection's end."""
-        with anyio.fail_after(self._timeout_s):
+        with anyio.fail_after(self._client.timeout_s):
             try:
                 data = await self.stream.receive(READ_BYTES)
             except anyio.EndOfStream:
@@ -159,24 +162,12 @@ class _Connection:
         return data
 
     async def aclose(self) -> None:
+        """Keep the connection if the body was read to its end; httpx calls this once for each answer."""
+        await self._client.take_back(self)
+
+    async def close(self) -> None:
         with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
             await self.stream.aclose()
-
-
-class _LeanBody(httpx.AsyncByteStream):
-    """The body of an answer, whose connection is kept when it has come to its end."""
-
-    def __init__(self, client: LeanClient, connection: _Connection) -> None:
-        self._client, self._connection = client, connection
-        self._is_open = True
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._connection.body()
-
-    async def aclose(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            await self._client.take_back(self._connection)
 
 
 @lru_cache(maxsize=256)

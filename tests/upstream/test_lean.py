@@ -129,6 +129,9 @@ def posted(
         b"HTTP/1.1 500 No\r\ncontent-type: text/html\r\n\r\n<h1>broken</h1>!",
         b"HTTP/1.1 100 Continue\r\n\r\n" + OK,
         OK,
+        b"HTTP/1.0 200 OK\r\n\r\nold!",
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * 50_000 + OK[15:],
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * 200_000 + b"\r\n\r\n!",
         SILENT,
         HALF,
     ],
@@ -185,6 +188,20 @@ def test_a_kept_connection_that_the_service_closes_meanwhile_is_not_used_again()
 
         anyio.run(work)
         assert first.connections == 2
+
+
+def test_a_connection_with_more_bytes_than_its_answer_is_not_used_again() -> None:
+    with peer(OK + b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged", OK) as server:
+        assert posted(lean_of, endpoint(f"http://127.0.0.1:{server.port}/v1"), times=2) == [b"ok"] * 2
+        assert server.connections == 2
+
+
+def test_a_host_of_the_settings_replaces_that_of_the_address() -> None:
+    with peer(OK) as server:
+        at = endpoint(f"http://127.0.0.1:{server.port}/v1")
+        assert posted(lean_of, at, headers={**HEADERS, "host": "models.example"}) == [b"ok"]
+        assert server.heads[0].lower().count(b"\nhost:") == 1
+        assert b"models.example" in server.heads[0]
 
 
 def test_leaving_an_answer_early_closes_its_connection() -> None:
