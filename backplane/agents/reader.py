@@ -68,7 +68,7 @@ class EventReader:
         self.goes_on = False
         """True if another request to the model follows the last one."""
         self.acted = self.spoke = False
-        """`acted`: True if a tool was called in this turn; `spoke`: True if nothing followed the last message."""
+        """`acted`: True if a tool was called in this turn; `spoke`: True if nothing followed the answer's last words."""
         self.text = ""
         """The last message."""
         self.failure: TurnFailure | None = None
@@ -119,9 +119,9 @@ class EventReader:
         """Report a piece of an answer; `of` is the id of its message."""
         if not isinstance(text, str) or not text:
             return []
-        broken = self._take_back(of)
+        broken = self.take_back(of)
         self._pieces.append(text)
-        self._chars, self._of = self._chars + len(text), of
+        self._chars, self._of, self.spoke = self._chars + len(text), of, True
         return [*broken, self._make.delta(text)]
 
     def _message(self, text: Json = None) -> list[AgentEvent]:
@@ -133,14 +133,15 @@ class EventReader:
         self.text, self.spoke = words, True
         return [self._make.message(words)]
 
-    def _take_back(self, of: str | None = None) -> list[AgentEvent]:
+    def take_back(self, of: str | None = None) -> list[AgentEvent]:
         """Report that an unfinished message's text does not count, if another message begins or `of` is None."""
         is_left = self._chars and (of is None or self._of != of)
         return [self._make.taken_back(self._clear())] if is_left else []
 
     def _clear(self) -> int:
-        """Discard the pieces of an answer; return how many characters they had."""
+        """Discard the pieces of an answer, which are then no answer; return how many characters they had."""
         chars, self._chars, self._pieces = self._chars, 0, []
+        self.spoke = self.spoke and not chars
         return chars
 
     def _thoughts(self, text: Json, of: Json = None) -> list[AgentEvent]:

@@ -15,7 +15,7 @@ import msgspec
 
 from backplane.agents.acp.log import FAILURES_MAX, LOOK_S, FailedRequest, log_reader
 from backplane.agents.acp.reader import EventReader, read_usage
-from backplane.agents.agent import STOPPED, Ending, ended_by_itself, failed, id_of, require_version, silent
+from backplane.agents.agent import STOPPED, Ending, ended_by_itself, failed, id_of, require_version
 from backplane.agents.agent import Agent as BaseAgent
 from backplane.agents.events import is_count, mapping, mappings
 from backplane.agents.gemini.record import Record, home_of
@@ -258,7 +258,7 @@ class Agent(BaseAgent):
             return failed("backend_content_filtered", "the model refused to go on")
         if not is_over:
             return ended_by_itself(reason)
-        return Ending(text=reader.text) if reader.spoke else silent(acted=reader.ever_acted)
+        return self.judge()
 
     def _count(self, usage: TokenCounts | None) -> None:
         if self.begun.row.usage not in ("chunks", "record"):

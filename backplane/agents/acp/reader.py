@@ -134,8 +134,6 @@ class EventReader(BaseReader):
         """True while the agent replays an older conversation, which is no part of this run."""
         self.left_out = 0
         """Number of messages that were ignored: replayed history, and anything but a session update."""
-        self.ever_acted = False
-        """True if there was a tool call in any turn."""
         self._unread: list[tuple[AcpCall, bool]] = []
         """Finished calls whose output is not in the record yet, each with True if it failed."""
 
@@ -168,7 +166,6 @@ class EventReader(BaseReader):
         events += self._turn()
         if update["sessionUpdate"] == "agent_thought_chunk":
             return [*events, *self._thoughts(text)]
-        self.spoke = True
         return [*events, *self._piece(text)]
 
     def _turn(self) -> list[AgentEvent]:
@@ -200,20 +197,9 @@ class EventReader(BaseReader):
         Args:
             asks_anew: True if the agent requests the whole answer again, so that the text until now does not count.
         """
-        chars = self.forget() if asks_anew else 0
+        chars = self._clear() if asks_anew else 0
         body: dict[str, Json] = {"message": words, **({"taken_back": chars} if chars else {})}
         return self._make.carried("retry", body, f"the model's service failed: {words}")
-
-    def forget(self) -> int:
-        """Discard the text since the last message; return its length in characters."""
-        chars = self._clear()
-        self.spoke = self.spoke and not chars
-        return chars
-
-    def take_back(self) -> list[AgentEvent]:
-        """Discard the text of an answer whose stream broke, and report that."""
-        chars = self.forget()
-        return [self._make.taken_back(chars)] if chars else []
 
     def used(self) -> Usage:
         # Some agents send usage for each request, some for each turn, so the number of requests is unknown.
@@ -288,7 +274,7 @@ class EventReader(BaseReader):
         """Report the call, once."""
         if call.is_said:
             return []
-        call.is_said = self.ever_acted = True
+        call.is_said = True
         self.goes_on = self._record is not None
         call.name_places()
         call.name = self._name_of(self.request(call))

@@ -179,7 +179,7 @@ class EventReader(BaseReader):
             return []
         self._open = None
         if self._chars:
-            return self._take_back()
+            return self.take_back()
         return [self._make.carried("retry", {"reason": BROKEN}, "the stream broke, and is asked anew")]
 
     def _stopped(self, message: dict[str, Any]) -> list[AgentEvent]:
@@ -189,7 +189,7 @@ class EventReader(BaseReader):
         # Without words to take back it stays open: only another message shows that it was asked anew.
         if self._chars or not is_broken:
             self._open = None
-        return self._take_back() if is_broken else []
+        return self.take_back() if is_broken else []
 
     def _end_of_turn(self, message: dict[str, Any]) -> list[AgentEvent]:
         event = message["event"]

@@ -86,10 +86,6 @@ class EventReader(BaseReader):
 
     # The model --------------------------------------------------------------------------------------------------------
 
-    def _delta(self, params: dict[str, Any]) -> list[AgentEvent]:
-        self.spoke = True
-        return self._piece(params.get("delta"), str(params.get("itemId")))
-
     def _thought(self, params: dict[str, Any]) -> list[AgentEvent]:
         return self._thoughts(params.get("delta"), str(params.get("itemId")))
 
@@ -139,7 +135,7 @@ class EventReader(BaseReader):
 
     def _answer(self, id: str, text: str) -> list[AgentEvent]:
         self.spoke = False  # An empty message does not count.
-        return [*self._take_back(id), *self._message(text)] if text else []
+        return [*self.take_back(id), *self._message(text)] if text else []
 
     def _ended(self, call: OpenCall, item: dict[str, Any]) -> list[AgentEvent]:
         failed = item.get("status") in ("failed", "declined") or item.get("success") is False
@@ -180,7 +176,7 @@ class EventReader(BaseReader):
         return super()._server(data)
 
     READS: ClassVar = {
-        "item/agentMessage/delta": _delta,
+        "item/agentMessage/delta": lambda self, params: self._piece(params.get("delta"), str(params.get("itemId"))),
         "item/reasoning/summaryTextDelta": _thought,
         "item/reasoning/textDelta": _thought,
         "item/commandExecution/outputDelta": lambda self, params: self.calls.output(params.get("delta")),

@@ -135,7 +135,7 @@ class EventReader(BaseReader):
     def _idle(self, data: dict[str, Any]) -> list[AgentEvent]:
         self.idle = True
         self.aborted = self.aborted or data.get("aborted") is True
-        return [*self._take_back(), *self._counted_now()]
+        return [*self.take_back(), *self._counted_now()]
 
     READS: ClassVar = {
         "assistant.message_delta": lambda self, data: self._piece(data.get("deltaContent"), str(data.get("messageId"))),

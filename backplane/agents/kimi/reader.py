@@ -129,7 +129,7 @@ class EventReader(BaseReader):
         self.reason = str(data.get("reason"))
         if self.reason == "failed":
             self._failed(error.get("message"), error.get("code"), mapping(error.get("details")).get("statusCode"))
-        return self._take_back()
+        return self.take_back()
 
     READS: ClassVar = {
         "assistant.delta": lambda self, data: self._piece(data.get("delta")),
