@@ -26,12 +26,8 @@ from backplane.errors import BackplaneError, from_code
 from backplane.host import EXTENSIONS, Done, Host, HostRun, main
 
 CAPABILITIES: dict[str, Level] = {
-    "streaming": NATIVE,
-    "tool_read": NATIVE,
-    "tool_write": NATIVE,
+    **dict.fromkeys(("streaming", "tool_read", "tool_write", "tool_bash", "tool_ask_user"), NATIVE),
     "tool_edit": EMULATED,
-    "tool_bash": NATIVE,
-    "tool_ask_user": NATIVE,
 }
 
 HEEDS = ("model", "max_turns", "max_budget_usd", "context")
@@ -168,17 +164,15 @@ STEPS: dict[str, ScenarioStep] = {
 
 def _scenario(run: HostRun, path: str | None) -> list[Any]:
     own = run.order.config.vendor.get("mock")
-    named = own.get("scenario") if isinstance(own, dict) else None
-    if named is None:
-        named = path
+    named: Any = own.get("scenario") if isinstance(own, dict) else None
+    named = steps = path if named is None else named
     if named is None:
         return [{"say": f"I was asked: {run.order.task}"}]
-    if isinstance(named, list):
-        return named
-    try:
-        steps = msgspec.json.decode(Path(named).read_bytes())
-    except (OSError, ValueError) as error:
-        raise BackplaneError("config_invalid", f"the scenario {named} cannot be read: {error}") from error
+    if isinstance(named, str):
+        try:
+            steps = msgspec.json.decode(Path(named).read_bytes())
+        except (OSError, ValueError) as error:
+            raise BackplaneError("config_invalid", f"the scenario {named} cannot be read: {error}") from error
     if not isinstance(steps, list):
         raise BackplaneError("config_invalid", f"the scenario {named} is not a list of steps")
     return steps

@@ -50,7 +50,7 @@ class Hooked:
             await listener.serve(self._take)
 
     async def _take(self, line: anyio.abc.SocketStream) -> None:
-        """Answer one question; a line that is none gets no answer, and its call is denied."""
+        """Answer one question; without an answer, as to anything but a JSON object, the call is denied."""
         data = bytearray()
         try:
             async with line:

@@ -68,7 +68,7 @@ class EventReader:
         self.goes_on = False
         """True if another request to the model follows the last one."""
         self.acted = self.spoke = False
-        """`acted`: True if a tool was called in this turn; `spoke`: True if nothing followed the answer's last words."""
+        """`acted`: True if a tool was called in this turn; `spoke`: True if nothing followed an answer's last words."""
         self.text = ""
         """The last message."""
         self.failure: TurnFailure | None = None

@@ -37,25 +37,23 @@ class Silence:
     def words(self) -> str:
         return f"nothing was heard of the agent for {self._silence_s} s"
 
+    def _left_s(self) -> float:
+        is_busy = self._session.agent.reader.at_work or self._session.is_asking
+        return self.heard_s + (TOOL_S_MAX if is_busy else self._silence_s) - time.monotonic()
+
     async def watch(self) -> None:
         """Cancel the scope after too long a silence; once a minute, report a tool that works without output."""
-        session, reported_s, passed, due_s = self._session, 0.0, False, self.heard_s
+        reported_s = self.heard_s
         while self._silence_s:
-            now_s = time.monotonic()
-            silent_s, at_work = now_s - self.heard_s, session.agent.reader.at_work
-            left_s = (TOOL_S_MAX if at_work or session.is_asking else self._silence_s) - silent_s
-            if left_s <= 0 and passed:
-                self.broken = True
-                self.scope.cancel()
-                return
-            passed = left_s <= 0
-            if passed:  # If this process was suspended, messages that came in time may still be unread: look twice.
-                await anyio.sleep(max(SECOND_LOOK_S, now_s - due_s))
-                continue
-            reported_s = 0.0 if silent_s < SIGN_OF_LIFE_S else reported_s
-            if at_work and silent_s - reported_s >= SIGN_OF_LIFE_S:
-                reported_s = silent_s
-                await session.run.carry("output", {"stream": "stdout", "text": ""}, "a tool is still at work")
-            wait_s = min(max(left_s, 0.1), SIGN_OF_LIFE_S / 4)
-            due_s = time.monotonic() + wait_s
-            await anyio.sleep(wait_s)
+            await anyio.sleep(min(max(self._left_s(), 0.1), SIGN_OF_LIFE_S / 4))
+            if self._left_s() <= 0:
+                # If this process was suspended, messages that came in time may still be unread: look twice.
+                await anyio.sleep(SECOND_LOOK_S)
+                if self._left_s() <= 0:
+                    self.broken = True
+                    self.scope.cancel()
+                    return
+            reported_s, now_s = max(reported_s, self.heard_s), time.monotonic()
+            if self._session.agent.reader.at_work and now_s - reported_s >= SIGN_OF_LIFE_S:
+                reported_s = now_s
+                await self._session.run.carry("output", {"stream": "stdout", "text": ""}, "a tool is still at work")

@@ -122,17 +122,13 @@ _PLACES: Final[dict[str, Callable[[dict[str, Any], str], Json]]] = {
 
 def text_of(question: Question) -> str:
     """Return the text in a tool's output."""
-    output = question.output
-    if isinstance(output, str):
-        return output
-    if not isinstance(output, dict):
+    output, members = question.output, mapping(question.output)
+    known = (members.get("stdout"), mapping(members.get("file")).get("content"), members.get("content"), output)
+    text = next((value for value in known if isinstance(value, str)), None)
+    if text is None:
         return msgspec.json.encode(output).decode()
-    inner = mapping(output.get("file"))
-    for value in (output.get("stdout"), inner.get("content"), output.get("content")):
-        if isinstance(value, str):
-            errors = output.get("stderr")
-            return value + (f"\n{errors}" if isinstance(errors, str) and errors else "")
-    return msgspec.json.encode(output).decode()
+    errors = members.get("stderr")
+    return f"{text}\n{errors}" if isinstance(errors, str) and errors else text
 
 
 def with_text(question: Question, text: str) -> Json:
