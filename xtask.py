@@ -316,7 +316,14 @@ def referees(args: list[str]) -> NoReturn:
                 file.write(wanted)
     os.chdir(ROOT)
     subprocess.run([python, "-m", "tests.dialects.measures"], check=False)
-    names = ("dialects/test_measures", "test_model_server_sdks", "test_model_server_ours", "gateway/test_gateway_sdks")
+    names = (
+        "dialects/test_measures",
+        "test_model_server_sdks",
+        "test_model_server_ours",
+        "gateway/test_gateway_sdks",
+        "gateway/test_gateway_kept",
+        "gateway/test_gateway_more_cases",
+    )
     judges = [os.path.join("tests", f"{name}.py") for name in names]
     become(python, "-m", "pytest", "-q", *judges, *args)
 

@@ -14,6 +14,7 @@ import pytest
 from backplane.config import BackendSettings, GatewayClientSettings
 from backplane.gateway.clients import digest
 from backplane.testing import PROTOCOLS, Call, Fault, ModelServer, ProtocolName, Turn
+from tests.dialects import referees
 from tests.gateway.ground import KEY, all_of, gateway
 from tests.gateway.test_gateway import BEARER, CHAT, GEMINI, MESSAGES, RESPONSES, ask, client
 from tests.scripted import events, question
@@ -319,3 +320,41 @@ def test_embeddings_are_charged_for_their_input_alone() -> None:
         assert [ask(gate, "/v1/embeddings", body)[0] for _ in range(3)] == [200, 200, 403]
         assert [end.charged for end in gate.ends] == [5_000_000, 5_000_000]
     assert KEY not in str(asked)
+
+
+# Judged by the vendors' clients ---------------------------------------------------------------------------------------
+
+
+def test_openais_client_reads_continues_and_deletes_an_answer() -> None:
+    referees.need("openai")
+    openai = referees.sdk("openai")
+    with ModelServer([Turn(text="one"), Turn(text="two")]) as server, gateway(all_of(server), {"m": GEMINI}) as gate:
+        client = openai.OpenAI(base_url=f"{gate.url}/v1", api_key=KEY, max_retries=0)
+        first = client.responses.create(model="m", input="go")
+        assert client.responses.retrieve(first.id).output_text == "one"
+        second = client.responses.create(model="m", input="on", previous_response_id=first.id)
+        assert second.output_text == "two"
+        client.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(first.id)
+        assert client.responses.input_tokens.count(model="m", input="go").input_tokens > 0
+        client.close()
+
+
+def test_the_vendors_clients_embed_and_count() -> None:
+    referees.need("openai", "claude", "gemini")
+    answers = {**NUMBERS, "/embeddings": VECTOR, "batchEmbedContents": {"embeddings": [{"values": [0.5, 1.0]}]}}
+    with plain_service(answers) as asked:
+        services = {"a": row(asked, CHAT), "b": row(asked, GEMINI), "c": row(asked, MESSAGES)}
+        with gateway(services, {"m": "a", "g": "b", "c": "c"}) as gate:
+            client = referees.sdk("openai").OpenAI(base_url=f"{gate.url}/v1", api_key=KEY, max_retries=0)
+            assert client.embeddings.create(model="m", input="a").data[0].embedding == [1.0]
+            client.close()
+            genai = referees.sdk("google.genai").Client(api_key=KEY, http_options={"base_url": gate.url})
+            assert genai.models.embed_content(model="g", contents="a").embeddings[0].values == [0.5, 1.0]
+            assert genai.models.count_tokens(model="c", contents="a").total_tokens == 77
+            genai.close()
+            messages = referees.sdk("anthropic").Anthropic(base_url=gate.url, api_key=KEY, max_retries=0)
+            history = [{"role": "user", "content": "go"}]
+            assert messages.messages.count_tokens(model="g", messages=history).input_tokens == 77
+            messages.close()
