@@ -1,4 +1,4 @@
-"""Makes the unsealed receipt of an ended run from what is known of it. Pure; it is sealed and stored elsewhere."""
+"""Makes the receipt of an ended run from its `RunState`, still without a hash. Pure."""
 
 from __future__ import annotations
 

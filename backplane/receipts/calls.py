@@ -24,7 +24,7 @@ CALLS_MAX: Final = 10_000
 as asked about."""
 
 ENDED_MAX: Final = 1000
-"""Calls kept after their result, for a result in pieces and for what the host says of their command afterwards."""
+"""Calls kept after their result, for a result in pieces and for a command that is reported later."""
 
 FILES_MAX: Final = 10_000
 """Files kept of all calls together, of denied and of allowed changes; agents change some dozens in a run. Beyond that
@@ -40,7 +40,7 @@ BREACHES_MAX: Final = 100
 """Calls listed that were done against their answer; all are counted."""
 
 PATCH_TOOL: Final = "apply_patch"
-"""The tool that stands for an ask about a patch."""
+"""Tool of an ask about a patch."""
 
 Answered = Literal["", "open", "allow", "deny"]
 """The answer to the question about a call: empty without a question, `open` until it is answered."""
@@ -192,7 +192,7 @@ class CallBook:
                 other.answer = "deny"
 
     def _change(self, call: CallRecord, input: Json) -> None:
-        """Set another input for the call, and remember its own as one that it must not run with."""
+        """Set another input for the call; it must not run with its own any more."""
         self.modified += 1
         was = [key for key in call.keys if key[0] == "command" or (key[0] == "input" and call.reported is None)]
         self._unindex(call, was)

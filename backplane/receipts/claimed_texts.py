@@ -15,7 +15,7 @@ from backplane.policy.paths import unescaped
 from backplane.policy.rules import tool_names
 
 TEXT_CHARS_MAX: Final = 4 * 1024 * 1024
-"""Longest text compared by its words; a longer one that differs is only said to differ."""
+"""Longest text compared by its words; a longer one counts as `alike`."""
 
 # Files written by a tool ----------------------------------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ class WrittenFile(msgspec.Struct, frozen=True):
 
     path: str
     content: str | None
-    """The whole file's text; None if the call says something else about it."""
+    """The whole file's text; None if the call has only a part of it."""
 
 
 def plain_name(tool: str) -> str:
@@ -92,7 +92,7 @@ _BETWEEN_WORDS: Final = re.compile(r"[\s/\"]+")
 
 
 def changed_lines(text: str) -> Counter[str]:
-    """Count the lines that a patch adds or removes, without what options of git change: blanks, names, context."""
+    """Count the lines that a patch adds or removes, whatever options of git say about blanks, names and context."""
     lines = (line.rstrip() for line in _ANSI.sub("", text).splitlines())
     return Counter(line for line in lines if line[:1] in ("+", "-") and line[:3] not in ("+++", "---") and line[1:])
 

@@ -86,7 +86,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     denied: int = 0
     """Number of calls that were denied, and so have no result."""
     modified: bool = False
-    """A hook or a person changed a call's input, so that the input in the events is not what was done."""
+    """A hook or a person changed a call's input, so that the events may show another input than the one used."""
     resumed: bool = False
     """The conversation began in an earlier run, so that calls and sums may count from there."""
 
@@ -103,7 +103,7 @@ class Files(msgspec.Struct, frozen=True):
 
 
 class FalseClaim(msgspec.Struct, frozen=True):
-    """A claim that contradicts what the control plane saw, or that it saw nothing of."""
+    """A claim that is false, or that was not seen."""
 
     kind: str
     event: int | None
@@ -353,7 +353,7 @@ class Judge:
         return [path for path in self._changes if changed is not None and path not in changed][:NAMES_MAX]
 
     def end(self, seen: Seen, files: Files, claim: Receipt | None) -> None:
-        """Judge what can be judged only once all events are in.
+        """Judge the claims that need all events, the files or the host's receipt.
 
         Args:
             claim: the host's own receipt; None when it gave none.
@@ -456,7 +456,7 @@ class Judge:
         if name not in _TOKENS or exact is None:
             return _UNWITNESSED
         counted = _sum(seen.usage, parts)
-        # Less than the service counted may be all but what the agent asked beside its work: a title, say.
+        # Fewer tokens than the service counted: an agent may leave out requests beside its work, for a title, say.
         verdict: Verdict = "true" if value == exact else "unwitnessed" if value <= counted else "false"
         return Judgement(verdict, value, f"the service counted {counted:g}")
 

@@ -81,7 +81,7 @@ class ChainCheckpoint(msgspec.Struct, frozen=True):
 COVERED: Final = tuple(
     name for name in ReceiptRow.__struct_fields__ if name not in ("sequence", "previous_link", "link")
 )
-"""Columns with what a receipt says of itself: all that is left of one that was pruned."""
+"""Columns with values of the receipt; only these are left of a pruned one."""
 
 _TYPES: Final[Mapping[Any, str]] = {int: "INTEGER NOT NULL", str: "TEXT NOT NULL"}
 _MORE: Final = {"sequence": "INTEGER PRIMARY KEY", "run_id": "TEXT NOT NULL UNIQUE"}
@@ -191,7 +191,7 @@ class Index:
                     # Read again: another process may have made it while we waited for the lock.
                     if not self._is_made(connection):
                         self._make(connection)
-            # Only from here on: what a killed writer began is undone by SQLite's first reader.
+            # Not earlier: SQLite's next reader undoes what a killed writer began.
             connection.execute(f"PRAGMA query_only={int(self._readonly)}")
         except BaseException:
             connection.close()
@@ -254,7 +254,7 @@ class Index:
             return {str(run_id) for (run_id,) in connection.execute("SELECT run_id FROM receipts")}
 
     def faults(self) -> list[str]:
-        """Return what SQLite's own check finds wrong in the file."""
+        """Return the faults that SQLite's own check finds in the file."""
         with self._used() as connection:
             return [fact for (fact,) in connection.execute("PRAGMA integrity_check(1)") if fact != "ok"]
 

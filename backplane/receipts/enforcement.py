@@ -1,4 +1,4 @@
-"""Finds the layer that held each rule of a run, and the acts that broke one. Pure: reads a `RunState`."""
+"""Finds the layer that enforced each rule of a run, and the acts that broke one. Pure: reads a `RunState`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNSEEN: Final = {
     "allow_network": "where commands connect to is not seen",
     "deny_network": "where commands connect to is not seen",
 }
-"""List of the policy → what an audit of the events and of the patch cannot see."""
+"""List of the policy → acts that no audit of the events and of the patch can see."""
 
 
 def enforcement_of(state: RunState) -> Json:
@@ -66,7 +66,7 @@ def violations(state: RunState) -> list[dict[str, str]]:
 
 
 def shortfalls(state: RunState) -> list[dict[str, str]]:
-    """Return a row for each list of the policy that was held more weakly than the order demands."""
+    """Return a row for each list of the policy that was enforced more weakly than the order demands."""
     demanded = state.settings.get("enforcement")
     if state.replayed or not isinstance(demanded, dict):
         return []
@@ -97,7 +97,7 @@ def _is_attempt(state: RunState, it: Objection) -> bool:
 
 
 def _layers(state: RunState) -> dict[str, Layer]:
-    """Return the layer that held the rules of each list, beside the operating system."""
+    """Return the layer that enforced the rules of each list, beside the operating system."""
     names = (*PolicyProfile.__struct_fields__, "workspace")
     return {name: "audit" if _why_not_host(state, name) else "host" for name in names}
 

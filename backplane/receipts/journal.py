@@ -1,4 +1,4 @@
-"""The journal of one run: what was known and what happened, written while it happens.
+"""Writes the journal of one run while it happens, and reads its head.
 
 A folder `runs/RUN_ID` has `head.jsonl` (facts of the control plane) and `trace.jsonl` (the canonical bytes of each
 event, one a line), so that a run survives `kill -9`; at its end the store adds the receipt. A live writer locks
@@ -29,7 +29,7 @@ HEAD: Final = "head.jsonl"
 TRACE: Final = "trace.jsonl"
 PATCH: Final = "patch.diff"
 RECEIPT: Final = "receipt.json"
-"""The sealed receipt in canonical form; its trace is empty here and stands in `trace.jsonl`."""
+"""The sealed receipt in canonical form, with an empty trace: the events are in `trace.jsonl`."""
 COPIED: Final = "copied"
 """Name of the first fact of a run that happened elsewhere."""
 TASK_HASH: Final = "sha256:"
@@ -257,7 +257,7 @@ class Journal:
                 while written < len(data):
                     written += os.write(fd, memoryview(data)[written:])
             except BaseException:
-                # Half a line must not stay: what is written after space was freed would be glued to it.
+                # Half a line must not stay: the next line would be glued to it.
                 with suppress(OSError):
                     os.ftruncate(fd, before)
                 raise

@@ -257,7 +257,7 @@ def reopened(orphan: Orphan, head_fd: int) -> Iterator[tuple[Journal, Cut]]:
     trace_fd = _open_plain(orphan.folder / TRACE)
     with closing(Journal(orphan.folder, orphan.run_id, os.dup(head_fd), trace_fd)) as journal:
         with open(os.dup(trace_fd), "rb") as file:
-            # A file that is one large hole has no line, and ends here as a torn one.
+            # A torn line, or a long one without an end, ends the trace.
             while _is_event(line := file.readline(LINE_BYTES_MAX)):
                 journal.count += 1
                 journal.size_bytes += len(line)
@@ -275,9 +275,9 @@ def _is_event(line: bytes) -> bool:
 
 
 def receipt_of(orphan: Orphan, journal: Journal, cut: Cut) -> Receipt | None:
-    """Return the receipt of a dead run: the one that was sealed and not acknowledged, else one of what is known.
+    """Return the receipt of a dead run: the one that was sealed and not acknowledged, else a new one.
 
-    None for the copy of a run of elsewhere that has no receipt: it is to be removed.
+    Return None for a copied run without a receipt, which is to be removed.
     """
     receipt = _sealed_before(orphan, journal.trace)
     if receipt is None and not orphan.is_copy:
@@ -288,7 +288,7 @@ def receipt_of(orphan: Orphan, journal: Journal, cut: Cut) -> Receipt | None:
 
 
 def _sealed_before(orphan: Orphan, trace: Trace) -> Receipt | None:
-    """Return the receipt that was sealed and not acknowledged, if it still holds and the run did not fail since."""
+    """Return the receipt that was sealed and not acknowledged, if it is intact and the run did not fail later."""
     if orphan.fact("failed"):
         return None
     try:
@@ -304,7 +304,7 @@ def sealed_body(folder: Path) -> bytes:
 
 
 def _interrupted(orphan: Orphan, trace: Trace, cut: Cut) -> Receipt:
-    """Make the receipt of a run that was cut off, or failed by an exception that nobody foresaw."""
+    """Make the receipt of a run that was cut off, or failed by an unforeseen exception."""
     opening, hello = JournalHead(), _Hello()
     with suppress(msgspec.ValidationError):
         opening = msgspec.convert(orphan.fact("order"), JournalHead)

@@ -58,7 +58,7 @@ LOSSES_MAX: Final = 1000
 """Losses of translation listed in a receipt; all are counted."""
 
 LOSSES_BYTES_MAX: Final = 4 << 20
-"""Bytes of all these losses: a thousand usual ones take far less, and one that is larger is only counted."""
+"""Size limit of these losses together; a thousand usual ones take far less. Losses beyond it are only counted."""
 
 NOISE_BYTES_MAX: Final = 64 << 10
 """Bytes kept of a host's lines that are no messages: the banner that explains a failure is at the beginning."""
@@ -140,11 +140,11 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     replayed: bool = False
     """The events are those of another run."""
     held_by_system: Mapping[Rule, str] = _NONE
-    """Rules held by the operating system, each with what it leaves open."""
+    """Rules that the operating system enforces, each with its gap."""
     reported: tuple[int, str] = (0, "")
     """Number of errors that the host reported, and the message of the last one."""
     shortfall: tuple[str, str] = ("", "")
-    """Why rules are held more weakly than asked, and the next step; empty texts if they are not."""
+    """Why rules are enforced more weakly than asked, and the next step; empty if none is."""
     guarded: bool = False
     """The host was a process under a guard."""
     start: str = "cold"
@@ -312,7 +312,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             paths: of our own difference, relative to the workspace.
         """
         assert self.policy is not None
-        # A file named `~` is no home folder here.
+        # A relative path may begin with a file named `~`, which is no home folder.
         decisions = (self.policy.decide_write(f"./{path}", self.root) for path in sorted(paths))
         rows = [(it.rule.name, it.reason) for it in decisions if it.rule is not None and it.rule.name == "deny_write"]
         self.counts["objections"] += len(rows)

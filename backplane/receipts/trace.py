@@ -128,7 +128,7 @@ class Trace(Sequence[AgentEvent]):
 
 
 def listed(trace: Sequence[AgentEvent]) -> Sequence[AgentEvent]:
-    """Return a trace as a list, which any JSON encoder takes; one that is too long or gone comes back as it is."""
+    """Return a trace as a list, which any JSON encoder takes; return a too long or missing one unchanged."""
     if not isinstance(trace, Trace) or trace.size_bytes > LISTED_BYTES_MAX:
         return trace
     try:
