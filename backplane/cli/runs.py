@@ -13,7 +13,7 @@ from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser, open_store, wrong_words
 from backplane.cli.terminal import look as stdout_look
-from backplane.gateway.journal import recorded
+from backplane.gateway.journal import FOLDER, recorded
 from backplane.gateway.record import RecordedExchange
 from backplane.receipts.memory import Remembered, mentions, remembered
 from backplane.receipts.store import Store
@@ -60,7 +60,10 @@ def run(args: Args) -> int:
         chosen = _chosen(store, args)
         if args.live:
             chosen = iter(sorted(chosen, key=lambda run: not run.waits))
-        streams.write_rows(islice(chosen, args.limit), lambda run: _row(run, look), "no runs", as_json=args.json)
+        none = "no runs"
+        if any((config.home_path(os.environ) / FOLDER).glob("*.jsonl")):
+            none += "; backplane runs --gateway lists the exchanges of the gateway"
+        streams.write_rows(islice(chosen, args.limit), lambda run: _row(run, look), none, as_json=args.json)
     return 0
 
 

@@ -208,8 +208,8 @@ def _append(fd: int, line: Line) -> None:
 
 
 def lines_of(path: Path) -> Iterator[Line]:
-    """Yield the lines of a file; one that was torn by a crash is passed over."""
-    with path.open("rb") as file:
+    """Yield the lines of a file; one that was torn by a crash is passed over, and a file that was pruned has none."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
         for text in file:
             try:
                 yield _decode(text)
@@ -270,7 +270,11 @@ def recorded(home: Path) -> Iterator[RecordedExchange]:
 
     A file is read only when one of its exchanges may be the next, so a reader that stops early reads few of them.
     """
-    files = sorted(((path.stat().st_mtime_ns, path) for path in (home / FOLDER).glob("*.jsonl")), reverse=True)
+    files: list[tuple[int, Path]] = []
+    for path in (home / FOLDER).glob(f"*{SUFFIX}"):
+        with suppress(FileNotFoundError):
+            files.append((path.stat().st_mtime_ns, path))
+    files.sort(reverse=True)
     read = {path: _of_file(path, is_live=True) for _, path in files if _is_written(path)}
     opened = [one for exchanges in read.values() for one in exchanges if one.state == "live"]
     yield from sorted(opened, key=_begin, reverse=True)

@@ -79,6 +79,7 @@ def test_runs_lists_exchanges_with_models_tokens_cost_and_cause(told: Said) -> N
         rows = [json.loads(line) for line in told(gate.home, "runs", "--gateway", "--json").splitlines()]
         failed = told(gate.home, "runs", "--gateway", "--failed", "--text", "THING m").splitlines()
         assert told(gate.home, "runs", "--json") == ""
+        assert told(gate.home, "runs") == ""
         told(gate.home, "runs", "--gateway", "--tag", "x", code=2)
     assert all(word in complete for word in ("complete", "m → a/other", "1000 in, 500 out", "loss", "$0.0020"))
     assert "no such thing" in refused
@@ -182,3 +183,24 @@ def test_a_request_without_a_stream_has_no_first_piece() -> None:
         assert ask(gate, *question(CHAT))[0] == 200
         assert gate.ends[0].first_ms is None
         assert not [line for line in gate.lines if isinstance(line, ExchangeFirst)]
+
+
+def test_a_list_without_runs_names_the_gateways(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BACKPLANE_HOME", str(tmp_path))
+    assert main(["runs"]) == 0
+    assert "gateway" not in capfd.readouterr().err
+    write(tmp_path, begin(1), end(1)).close()
+    assert main(["runs"]) == 0
+    assert "backplane runs --gateway" in capfd.readouterr().err
+
+
+def test_a_record_that_is_pruned_meanwhile_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, begin(1), end(1)).close()
+    looks = recorded(tmp_path)
+    assert next(looks).id == ID.format(1)
+    (path,) = (tmp_path / FOLDER).glob("*.jsonl")
+    path.unlink()
+    assert list(looks) == []
+    assert list(recorded(tmp_path)) == []
