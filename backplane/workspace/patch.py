@@ -100,12 +100,20 @@ class PatchRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @contextlib.contextmanager
 def whole(run_dir: Path) -> Iterator[None]:
-    """Remove a former patch, and what the block has written if it fails. Raises OSError."""
-    _remove(run_dir)
+    """Remove a former patch, and what the block has written if it fails.
+
+    Raises:
+        WorkspaceError: `execution_workspace_error`, a file of the patch cannot be written.
+    """
     try:
-        yield
-    except BaseException:
         _remove(run_dir)
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            _remove(run_dir)
+        if isinstance(error, OSError):
+            fact = f"the patch cannot be written: {error.strerror}"
+            raise WorkspaceError(CODE, fact, hint="free some space") from error
         raise
 
 
