@@ -260,7 +260,7 @@ def _write_media(part: ir.Media, notes: LossLedger) -> dict[str, Any] | None:
         kind = part.media_type or "audio/wav"
         form = AUDIO_FORMATS.get(kind, kind.partition("/")[2])
         return {"type": "input_audio", "input_audio": {"data": part.data, "format": form}}
-    if part.kind != "document":
+    if part.kind != "document" or (url is None and part.file_id is None):
         return None
     is_bare = part.data is not None and part.media_type is None and notes.is_home
     name = part.name if part.name is not None or notes.is_home else part.title

@@ -220,6 +220,8 @@ def write_citations(part: ir.Text, notes: LossLedger) -> list[Json]:
 
 def _write_media(part: ir.Media, notes: LossLedger) -> dict[str, Any] | None:
     url = media_url(part)
+    if url is None and part.file_id is None:
+        return None
     if part.kind == "image":
         detail = part.detail if notes.is_home or part.detail is not None else "auto"
         return without_none({"type": "input_image", "image_url": url, "file_id": part.file_id, "detail": detail})
@@ -332,7 +334,7 @@ def _write_item(part: ir.Part, notes: LossLedger) -> dict[str, Any] | None:
         case ir.ToolUse():
             kind, member = ("function_call", "arguments") if part.kind == "function" else ("custom_tool_call", "input")
             out = {"type": kind, "call_id": part.id, "name": part.name, member: arguments_text(part)}
-            own = {"id": f"fc_{_word(part)}", "status": "incomplete" if part.is_cut else "completed"}
+            own = {"id": f"fc_{_word(part, notes)}", "status": "incomplete" if part.is_cut else "completed"}
             return {**out, **own} if made else out
         case ir.ToolOutput():
             kind = "function_call_output" if part.kind == "function" else "custom_tool_call_output"
@@ -344,7 +346,7 @@ def _write_item(part: ir.Part, notes: LossLedger) -> dict[str, Any] | None:
             if notes.is_home:
                 return without_none({**out, "encrypted_content": part.signature})
             notes.degrade(part.at, "thinking", "thinking stands in a summary, without this vendor's proof")
-            return {**out, "id": f"rs_{_word(part)}"}
+            return {**out, "id": f"rs_{_word(part, notes)}"}
     return None  # The vendor would look up thinking without its own proof in its store.
 
 
@@ -356,9 +358,9 @@ def _write_output(part: ir.ToolOutput, notes: LossLedger) -> Json:
     return notes.plain_text(part.content)
 
 
-def _word(part: ir.Part) -> str:
-    """Return a hash of a block's pointer and text as part of an id, unique in the document."""
-    text = f"{part.at} {getattr(part, 'text', '')}"
+def _word(part: ir.Part, notes: LossLedger) -> str:
+    """Return a hash of a block as part of an id, unique in the document; an edit of its own vendor's keeps the id."""
+    text = part.at if notes.is_home and part.at else f"{part.at} {getattr(part, 'text', '')}"
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
 
 
@@ -409,7 +411,7 @@ def _write_said(parts: list[ir.Part], notes: LossLedger) -> list[Json]:
         for block in content:
             if kind_of(block) == "output_text":
                 block.setdefault("annotations", [])
-        out = {"id": f"msg_{_word(parts[0])}", "status": "completed", **out}
+        out = {"id": f"msg_{_word(parts[0], notes)}", "status": "completed", **out}
     return [out] if out["content"] else []
 
 

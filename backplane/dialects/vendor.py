@@ -100,11 +100,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         before = msgspec.structs.replace(read(raw), raw=raw)
         if before == value:
             return Translated(raw)
-        unedited, written = (write(one, LossLedger(self.NAME, self.NAME)) for one in (before, value))
+        first = LossLedger(self.NAME, self.NAME, is_answer=ledger.is_answer, places=ledger.places)
+        unedited, written = write(before, first), write(value, ledger)
+        ledger.losses = [loss for loss in ledger.losses if loss not in first.losses]  # The document lost nothing.
         doubts: list[Json] = []
         edited = patched(raw, unedited, written, doubts, self.spell)
-        if not doubts or write(read(edited), LossLedger(self.NAME, self.NAME)) == written:
-            return Translated(edited)
+        if not doubts or write(read(edited), first) == written:
+            return Translated(edited, ledger.done())
         for at, kind in differences(raw, unedited, exact=True):
             ledger.note(kind, at, code_of(at, kind), "after an edit it is written in another form")
         return Translated(written, ledger.done())
