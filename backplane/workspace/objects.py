@@ -284,19 +284,24 @@ class PackReader:
                 size |= (byte & 0x7F) << bits
                 bits += 7
             yield head_of(size, kind)
-            yield from _unpacked(file)
+            # Zlib adds less than a thousandth, so this reads little of the next object.
+            yield from _unpacked(file, min(size + size // 1000 + 64, READ_BYTES))
 
 
 def read_loose(path: Path) -> Iterator[bytes]:
     """Yield an object that has a file of its own as `PackReader.pieces` does. Raises OSError, `zlib.error`."""
     with open(os.open(path, FILE_FLAGS), "rb") as file:
-        yield from _unpacked(file)
+        yield from _unpacked(file, READ_BYTES)
 
 
-def _unpacked(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the compressed data at a file's place, unpacked. Raises OSError, `zlib.error`."""
+def _unpacked(file: BinaryIO, step_bytes: int) -> Iterator[bytes]:
+    """Yield the compressed data at a file's place, unpacked. Raises OSError, `zlib.error`.
+
+    Args:
+        step_bytes: is read at a time.
+    """
     unpacker = zlib.decompressobj()
-    while not unpacker.eof and (packed := unpacker.unconsumed_tail or file.read(READ_BYTES)):
+    while not unpacker.eof and (packed := unpacker.unconsumed_tail or file.read(step_bytes)):
         yield unpacker.decompress(packed, READ_BYTES)
 
 
