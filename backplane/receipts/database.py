@@ -34,7 +34,7 @@ LINK_BYTES_MAX: Final = 1 << 20
 INTEGER_MAX: Final = (1 << 63) - 1
 """Largest integer of SQLite."""
 SCHEMA_VERSION: Final = 5
-"""A file of another version is left alone: nothing is migrated, as no other version was ever released."""
+"""A file of another version is left alone; an older one can be moved away and is then rebuilt from the run folders."""
 BUSY_TIMEOUT_S: Final = 30.0
 """Longest wait for other writers; a commit takes milliseconds, so this is a stuck machine."""
 CACHE_KIB: Final = 512
@@ -202,7 +202,8 @@ class Index:
         version = int(connection.execute("PRAGMA user_version").fetchone()[0])
         if version not in (0, SCHEMA_VERSION):
             fact = f"{self.path} has schema version {version}, this program knows version {SCHEMA_VERSION}"
-            raise StoreError("receipt_store_failed", fact, hint=FOREIGN_HINT)
+            hint = REBUILD_HINT if 0 < version < SCHEMA_VERSION else FOREIGN_HINT
+            raise StoreError("receipt_store_failed", fact, hint=hint)
         return version == SCHEMA_VERSION
 
     def _make(self, connection: sqlite3.Connection) -> None:
@@ -332,6 +333,8 @@ def known(run_id: str) -> StoreError:
 
 FOREIGN_HINT: Final = "use the backplane that made it, or set BACKPLANE_HOME to another folder"
 """Next step for a file with the tables of another program."""
+REBUILD_HINT: Final = "move the file away: the next start rebuilds it from runs/"
+"""Next step for a damaged or older index, whose rows stand beside the receipts."""
 _ERRNO_OF: Final = {
     "SQLITE_FULL": ("ENOSPC", "free some space and run again"),
     "SQLITE_READONLY": ("EROFS", "point the state directory to a writable disk"),
@@ -339,7 +342,7 @@ _ERRNO_OF: Final = {
     "SQLITE_BUSY": ("EBUSY", "another process holds the store; end it and run again"),
     "SQLITE_NOTADB": ("EINVAL", "move the file away; it is no store"),
     "SQLITE_ERROR": ("EINVAL", FOREIGN_HINT),
-    "SQLITE_CORRUPT": ("EIO", "move the file away: the next start rebuilds it from runs/"),
+    "SQLITE_CORRUPT": ("EIO", REBUILD_HINT),
     "OverflowError": ("EOVERFLOW", f"a number of the receipt is over {INTEGER_MAX}"),
 }
 
