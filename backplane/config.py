@@ -474,7 +474,7 @@ def _with_absolute_paths(settings: Settings, folder: Path) -> Settings:
             settings.gateway,
             agents={
                 name: msgspec.structs.replace(
-                    row, root=str(folder / os.path.expanduser(row.root)), policy=_policy_file(row.policy, folder)
+                    row, root=str(folder / os.path.expanduser(row.root)), policy=_policy_place(row.policy, folder)
                 )
                 for name, row in settings.gateway.agents.items()
             },
@@ -508,10 +508,6 @@ def _key_place(key: str | None, folder: Path) -> str | None:
 
 def _policy_place(policy: str | PolicyProfile | None, folder: Path) -> str | PolicyProfile | None:
     return str(folder / policy) if isinstance(policy, str) and policy not in SHIPPED_POLICIES else policy
-
-
-def _policy_file(policy: str | None, folder: Path) -> str | None:
-    return str(folder / policy) if policy is not None and policy not in SHIPPED_POLICIES else policy
 
 
 def _backend_in(backend: BackendSettings, folder: Path) -> BackendSettings:

@@ -29,7 +29,6 @@ from backplane.runtime.hooks import Hook, Hooks
 
 if TYPE_CHECKING:
     from backplane.runtime.channel import HostChannel
-    from backplane.workspace import Workspace
 
 ASKS_OPEN_MAX: Final = 64
 """Limit of asks that wait for an answer at once; further ones are decided at once, without hooks or a person."""
@@ -75,10 +74,6 @@ class Approvals:
         self._bytes = 0
         self._remembered: dict[tuple[str, ...], Decision] = {}
         """Decisions for the rest of the run, by the key that `remembered_by` returns."""
-
-    def open_checkpoints(self, workspace: Workspace) -> None:
-        """Have a checkpoint made before every tool that may write."""
-        self.checkpoints = RunCheckpoints(workspace, self._facts, self._record)
 
     async def close(self) -> None:
         """Wait until no checkpoint is being made."""

@@ -164,7 +164,7 @@ class ProcessBackend(Backend, frozen=True, kw_only=True):
             use: counts the requests that pass the key proxy; None if the counts are not needed.
         """
         command = self.command(order, environ)
-        start = opener or _open_uncontained
+        start = opener or (lambda command, _: open_child(command))
         if opener is None:
             self.make_writable(order)
         if self.held_key is not None:
@@ -191,10 +191,6 @@ class ProcessBackend(Backend, frozen=True, kw_only=True):
                 fix = f"make it, or correct `writable` of [backends.{self.id}]; state lies in BACKPLANE_HOME"
                 raise BackendError("backend_unavailable", fact, hint=fix) from error
         return tuple(path.rstrip(os.sep) or os.sep for path in (*self.writable, *kept))
-
-
-def _open_uncontained(command: StartCommand, endpoints: tuple[str, ...]) -> AbstractAsyncContextManager[Link]:
-    return open_child(command)
 
 
 def _stamp(word: str) -> tuple[int, ...]:

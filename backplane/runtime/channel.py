@@ -209,8 +209,12 @@ class HostChannel:
 
     # Stop of the host.
 
-    async def stop(self, run_id: str, grace_s: float, reason: str) -> None:
-        """Stop the host in steps; the first is a `cancel` message if the host announced `cancel/1`."""
+    async def stop(self, run_id: str, grace_s: float, reason: str, gone: Callable[[], None]) -> None:
+        """Stop the host in steps; the first is a `cancel` message if the host announced `cancel/1`.
+
+        Args:
+            gone: called once the host is stopped.
+        """
         ending = self._ending
 
         async def cancel(grace_s: float) -> None:
@@ -227,3 +231,4 @@ class HostChannel:
         finally:
             self.gone.set()
             self.wake()
+            gone()

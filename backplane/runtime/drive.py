@@ -33,6 +33,7 @@ from backplane.runtime import finalize
 from backplane.runtime.approvals import Approvals, OnAsk
 from backplane.runtime.backends import Backend, Link
 from backplane.runtime.channel import HostChannel
+from backplane.runtime.checkpoints import RunCheckpoints
 from backplane.runtime.ending import RunEnding
 from backplane.runtime.events import EventStream, RunRecord, now
 from backplane.runtime.inbound import Inbound
@@ -263,7 +264,7 @@ class Drive:
         # The folder on another machine is not known here; the control plane there judges paths by this policy.
         facts.root = "/" if workspace is None else str(workspace.root)
         if workspace is not None and requirements.checkpoints:
-            self.approvals.open_checkpoints(workspace)
+            self.approvals.checkpoints = RunCheckpoints(workspace, facts, self.record)
         order = requirements.order_at(facts.root)
         host.send(wire.RunMessage(id=facts.run_id, work_order=order, extensions=requirements.extensions))
         self.ending.was_sent = True
@@ -319,7 +320,7 @@ class Drive:
             self._be_late() if ending.is_late else ending.decide("cancelled", note="the caller left the run")
         reason = str(self.facts.added.get("cancel_reason") or (ending.end.reason if ending.end else ""))
         async with anyio.create_task_group() as stopping:
-            stopping.start_soon(self._guarded, self._walk_down, host, grace_s, reason)
+            stopping.start_soon(self._guarded, host.stop, self.facts.run_id, grace_s, reason, self.stream.wake)
             with anyio.move_on_after(grace_s + LADDER_S_MAX):
                 try:
                     while data := await host.receive(lambda: math.inf):
@@ -339,12 +340,6 @@ class Drive:
     def _hooks_s(self) -> float:
         """Seconds for hooks that observe the end; a person who pressed Ctrl-C waits for them."""
         return self.grace_s if self.ending.end is not None and self.ending.end.reason == "cancelled" else math.inf
-
-    async def _walk_down(self, host: HostChannel, grace_s: float, reason: str) -> None:
-        try:
-            await host.stop(self.facts.run_id, grace_s, reason)
-        finally:
-            self.stream.wake()
 
     async def _seal(self) -> None:
         """Seal the run's receipt and store it."""
@@ -399,7 +394,7 @@ class Drive:
             plane.state_folder,
             facts,
             self.place.journal,
-            self.place.made() if ending.was_sent else None,
+            self.place.made if ending.was_sent else None,
             end,
             duration_s=ending.run_s,
             cleaned=host is not None and not (host.link.swept or host.link.guard_lost or fault),

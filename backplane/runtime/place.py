@@ -67,6 +67,7 @@ class RunPlace:
     Attributes:
         journal: the run's journal; None until the host is about to be started.
         setup: the host's command, sandbox and folders; None until then, and for a host on another machine.
+        made: the workspace; None until it is made, and if it is on another machine.
         hidden_servers: names of MCP servers → the file of each that the sandbox hides from the agent.
         on_spent: called after each counted answer of the model's service.
 
@@ -84,7 +85,7 @@ class RunPlace:
         """The setup that was planned for this run, but not used, as the run took a waiting host; otherwise None."""
         self._making: LoopTask | None = None
         self._staged, self._made = Flag(), Flag()
-        self._workspace: Workspace | None = None
+        self.made: Workspace | None = None
         self._error: BackplaneError | None = None
         """The error of making the workspace or opening the store."""
 
@@ -200,7 +201,7 @@ class RunPlace:
         state.refuse_own(Path(root))
         # The copy for a warm host is made in the folder of its sandbox, which has the name of the host's setup.
         name = self.setup.name if self.setup is not None and self.setup.tree is not None else run_id
-        self._workspace = open_workspace(
+        self.made = open_workspace(
             root,
             mode=mode,
             include=spec.include,
@@ -224,7 +225,7 @@ class RunPlace:
     async def _wait_staged(self) -> None:
         """Wait until the copy is made, but not for the store. Raises BackplaneError if the copy was not made."""
         await self._staged.wait()
-        if self._workspace is None:
+        if self.made is None:
             raise self._error or WorkspaceError("workspace_staging_failed", "the copy was not made")
 
     async def workspace(self) -> Workspace | None:
@@ -236,7 +237,7 @@ class RunPlace:
         await self._made.wait()
         if self._error is not None:
             raise self._error
-        return self._workspace
+        return self.made
 
     async def settled(self) -> None:
         """Wait for the end of the worker thread that makes the workspace."""
@@ -263,13 +264,9 @@ class RunPlace:
             facts.usage_seen = setup.key_use.meter.usage
             added["key_proxy"] = facts.clean_json(kept | setup.key_use.to_wire())
 
-    def made(self) -> Workspace | None:
-        """Return the workspace of a run whose host has ended; None if there is none."""
-        return self._workspace
-
     def remove(self) -> None:
         """Remove the copy and the host's folders, and close the journal; blocking. The next start tries again."""
-        state, workspace = self._start.state, self._workspace
+        state, workspace = self._start.state, self.made
         try:
             if self.setup is not None:
                 self.setup.remove(with_tree=workspace is None)
