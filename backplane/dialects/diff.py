@@ -98,12 +98,14 @@ def _aligned(before: list[Any], after: list[Any]) -> tuple[dict[int, int], dict[
     """Match the elements of two lists; return index → index of equal ones, and of changed ones."""
     mine, theirs = ([encode(value, in_order=True) for value in side] for side in (before, after))
     equal = _matched(mine, theirs)
+    found = {*equal.values()}
     left = [place for place in range(len(before)) if place not in equal]
-    free = [place for place in range(len(after)) if place not in {*equal.values()}]
+    free = [place for place in range(len(after)) if place not in found]
     named = _matched([_name(before[place]) for place in left], [_name(after[place]) for place in free])
     twins = {left[one]: free[two] for one, two in named.items()}
+    found |= {*twins.values()}
     left = [place for place in left if place not in twins]
-    free = [place for place in free if place not in {*twins.values()}]
+    free = [place for place in free if place not in found]
     if len(left) == len(free):  # equal numbers of changed elements: match them in order
         twins |= zip(left, free, strict=True)
     return equal, twins
