@@ -250,12 +250,13 @@ class RunPlace:
             self.setup.sandbox.check_asks(extensions)
 
     def report(self, added: dict[str, Json]) -> None:
-        """Add the facts about a host that has ended to `added`, the members of `usage_raw.backplane`."""
+        """Add the facts about a host that has ended to `added`, the members of `usage_raw.backplane`; blocking."""
         facts, setup = self._facts, self.setup
         if setup is None:
             return
         if setup.sandbox is not None:
             setup.sandbox.close(added)
+            self._start.state.drop_scratch(setup.name)  # The host may have filled the disk, and the receipt needs room.
         if "network" in added:  # The host chose the addresses, so they may contain secrets.
             added["network"] = facts.clean_json(added["network"])
         if setup.key_use is not None:
