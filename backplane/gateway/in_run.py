@@ -19,6 +19,7 @@ from backplane.gateway.service import Services
 from backplane.process.aio import beside, visited
 from backplane.sandbox.http import CONNECTIONS_MAX, listening
 from backplane.upstream.cost import HIDDEN_TOKENS
+from backplane.upstream.failure import UpstreamError
 from backplane.upstream.meter import NAME_CHARS_MAX, tally
 
 LOSSES_MAX: Final = 32
@@ -41,7 +42,7 @@ class RunEntry:
     ) -> None:
         """Count its tokens and losses."""
         is_whole = error is None and is_over and not is_left and work.report.failure is None
-        self._keeper.count(work, reply.status, is_whole=is_whole)
+        self._keeper.count(work, error, is_answered=error is None and reply.status is not None, is_whole=is_whole)
 
 
 class RunGateway:
@@ -95,21 +96,24 @@ class RunGateway:
         self._use.note_path(f"POST {work.call.front.name}")
         yield RunEntry(self)
 
-    def count(self, work: Work, status: int | None, *, is_whole: bool) -> None:
-        """Add an exchange to the run's sums; one that only counts tokens costs nothing."""
+    def count(self, work: Work, error: BackplaneError | None, *, is_answered: bool, is_whole: bool) -> None:
+        """Add an exchange to the run's sums, at most what it can cost if its counters did not arrive.
+
+        One that only counts tokens costs nothing.
+        """
         if work.call.action == "count":
             return
         report = work.report
         for loss in report.losses:
             self._add(loss)
-        if status is None or not report.was_asked or report.target is None:
-            self._use.unanswered += 1
+        self._use.unanswered += not is_answered
+        if not report.was_asked or report.target is None:
             return
-        counts = report.tokens if is_whole else None
-        sent, made = work.size + HIDDEN_TOKENS, work.longest
-        self._use.took(report.target.model, counts, report.target.price, sent, made)
+        target, sent, made = report.target, work.size + HIDDEN_TOKENS, work.longest
+        if not isinstance(error, UpstreamError) or error.failure.may_cost:
+            self._use.took(target.model, report.tokens if is_whole else None, target.price, sent, made)
         for _ in range(report.paid_attempts):
-            self._use.took(report.target.model, None, report.target.price, sent, made)
+            self._use.took(target.model, None, target.price, sent, made)
 
     def _add(self, loss: Loss) -> None:
         tally(self._use.lost, f"{loss.code} {loss.kind}: {loss.reason}"[:NAME_CHARS_MAX], LOSSES_MAX)

@@ -223,35 +223,11 @@ class FrontServer(Generic[UserT]):
             # The rest of a body is read within bounds, after which the connection may have to end.
             close = [("connection", "close")] if client.has_body else []
             await reply.fail(refusal.status, "", str(refusal), close)
-        except RefusedAnswer as error:
-            await self._refuse(reply, error)
         except (OSError, h11.ProtocolError):
             raise
         except Exception as error:
-            if reply.has_content:
-                raise ConnectionAbortedError("an answer that broke off has no end") from error
-            await self._fail(reply, unforeseen(error))
+            await _send_error(reply, unforeseen(error))
         await reply.end()
-
-    async def _refuse(self, reply: ClientReply, error: RefusedAnswer) -> None:
-        """Send a service's refusal in its own words."""
-        if reply.status is None and error.body and error.failure.status is not None and error.failure.status >= 400:
-            await reply.whole(error.failure.status, allowed(error.headers), error.body)
-        else:
-            await self._fail(reply, error)
-
-    async def _fail(self, reply: ClientReply, error: BackplaneError) -> None:
-        status, wait = _STATUS.get(error.code, 400), None
-        if isinstance(error, UpstreamError):
-            given = error.failure.status
-            status = given if given is not None and 400 <= given < 600 else status
-            wait = error.failure.retry_after_s
-        elif isinstance(error, TooMany):
-            wait = error.retry_after_s
-        if status == 529 and reply.front is not fronts.MESSAGES:
-            status = 503  # Only one vendor's clients know 529.
-        words = f"{error.message}; {error.hint}" if error.hint else error.message
-        await reply.fail(status, error.code, words, [("retry-after", str(max(round(wait), 1)))] if wait else ())
 
     async def _serve(
         self, client: HttpClient, call: ClientCall, headers: Mapping[str, str], reply: ClientReply
@@ -364,20 +340,41 @@ async def _run(
     try:
         await while_connected(client, answer)
         is_left = not is_over
-    except BackplaneError as failed:
-        error, is_over = failed, True
-        raise
     except OSError:  # The client's end is broken.
         is_left = True
         raise
     except Exception as fault:
-        error, is_over = unforeseen(fault), True
-        raise
+        error, is_over, reply.on_first = unforeseen(fault), True, None
+        await _send_error(reply, error)  # Before the record's end, which has the status that the client got.
     finally:
         reply.on_first = None
         entry.end(work, reply, error, is_left=is_left, is_over=is_over)
     if is_left:
         raise ConnectionResetError("the client has gone")
+
+
+async def _send_error(reply: ClientReply, error: BackplaneError) -> None:
+    """Send an error; a service's refusal keeps its own words.
+
+    Raises:
+        ConnectionAbortedError: a part of the answer was sent.
+    """
+    if reply.has_content:
+        raise ConnectionAbortedError("an answer that broke off has no end") from error
+    status, wait = _STATUS.get(error.code, 400), None
+    if isinstance(error, UpstreamError):
+        given = error.failure.status
+        status = given if given is not None and 400 <= given < 600 else status
+        wait = error.failure.retry_after_s
+        if isinstance(error, RefusedAnswer) and reply.status is None and error.body and given == status:
+            await reply.whole(status, allowed(error.headers), error.body)
+            return
+    elif isinstance(error, TooMany):
+        wait = error.retry_after_s
+    if status == 529 and reply.front is not fronts.MESSAGES:
+        status = 503  # Only one vendor's clients know 529.
+    words = f"{error.message}; {error.hint}" if error.hint else error.message
+    await reply.fail(status, error.code, words, [("retry-after", str(max(round(wait), 1)))] if wait else ())
 
 
 def _document(body: bytes) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from backplane.gateway.routes import AgentTarget, Answering, ModelRoutes
 from backplane.gateway.server import ClientReply, Entry, FrontServer
 from backplane.gateway.service import Services
 from backplane.process.aio import beside, visited
-from backplane.upstream.cost import HIDDEN_TOKENS, actual, most
+from backplane.upstream.cost import HIDDEN_TOKENS, actual, believed, most
 from backplane.upstream.failure import UpstreamError
 
 CONNECTIONS_MAX: Final = 1024
@@ -167,19 +167,21 @@ class _Entry:
     ) -> None:
         """Write the last line, which settles the budget."""
         report, target = work.report, work.report.target
-        cost = report.cost
+        seen, cost = believed(report.tokens), report.cost
         if cost is None and target is not None:
-            cost = actual(target.price, report.tokens)
+            cost = actual(target.price, seen)
         is_whole = error is None and report.failure is None and is_over and not is_left
         cost = cost if is_whole else None  # The counters of a part may be too low.
         if not report.was_asked or (isinstance(error, UpstreamError) and not error.failure.may_cost):
             cost = 0
+        if report.paid_attempts:
+            cost = None  # Nobody counted what failed before.
         charged = 0
         if self._reserved is not None:
-            charged = self._reserved if cost is None or report.paid_attempts else cost
+            charged = self._reserved if cost is None else cost
         tokens = None
-        if report.tokens is not None:
-            counts = {name: getattr(report.tokens, name) for name in ("input", "output", "cache_read", "cache_write")}
+        if seen is not None:
+            counts = {name: getattr(seen, name) for name in ("input", "output", "cache_read", "cache_write")}
             tokens = {name: count for name, count in counts.items() if count is not None}
         words = error.message if error is not None else report.failure
         with suppress(BackplaneError):  # A full disk: the next start closes the entry.

@@ -77,6 +77,14 @@ def _amount(value: object, where: str) -> int:
     return micros(usd)
 
 
+def believed(usage: TokenCounts | None) -> TokenCounts | None:
+    """Return counters without those that cannot be true: a negative one would be money earned."""
+    if usage is None:
+        return None
+    seen = {name: getattr(usage, name) for name in _NAMES}
+    return TokenCounts(**{name: one for name, one in seen.items() if one is not None and 0 <= one <= TOKENS_MAX})
+
+
 def actual(price: Price | None, usage: TokenCounts | None) -> int | None:
     """Return the cost of one answer in millionths of a dollar, rounded up; None if price or counters are unknown.
 
@@ -125,12 +133,10 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
     def plus(self, usage: TokenCounts | None, price: Price | None) -> Spent:
         """Add one answer; a counter that it lacks, or that cannot be true, is unknown from then on."""
-        counts = {name: getattr(usage, name, None) for name in _NAMES}
-        # A service's negative counter would be money earned, and hide what was spent.
-        seen = {name: one for name, one in counts.items() if one is not None and 0 <= one <= TOKENS_MAX}
+        seen = believed(usage) or TokenCounts()
         return msgspec.structs.replace(
-            self, requests=self.requests + 1, micros=_sum(self.micros, actual(price, TokenCounts(**seen))),
-            **{name: _sum(getattr(self, name), seen.get(name)) for name in _NAMES},
+            self, requests=self.requests + 1, micros=_sum(self.micros, actual(price, seen)),
+            **{name: _sum(getattr(self, name), getattr(seen, name)) for name in _NAMES},
         )  # fmt: skip
 
     def usage(self) -> receipt.Usage:

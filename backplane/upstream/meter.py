@@ -21,7 +21,7 @@ from backplane.dialects.ir import (
     TokenCounts,
     UsageSeen,
 )
-from backplane.upstream.cost import HIDDEN_TOKENS, Price, Spent, most
+from backplane.upstream.cost import HIDDEN_TOKENS, Price, Spent, believed, most
 
 _ANSWERS: Final = (
     (re.compile(r"/messages$"), "claude"),
@@ -202,6 +202,7 @@ class ServiceMeter:
         """
         if model is not None:
             tally(self.models, model[:NAME_CHARS_MAX], MODELS_MAX)
+        counts = believed(counts)
         if counts is not None and counts.input is not None and counts.output is not None:
             tokens: int | None = counts.input + counts.output
             self.spent = self.spent.plus(counts, price)

@@ -1,0 +1,111 @@
+"""What the record says, and what budgets lose, when an exchange ends badly: never less, and nothing that was not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from backplane.config import GatewaySettings, Settings
+from backplane.gateway.in_run import RunGateway, open_run_gateway
+from backplane.gateway.key_proxy import KeyUse
+from backplane.gateway.routes import ModelRoutes
+from backplane.testing import Fault, ModelServer, ScriptUsage, Turn
+from tests.gateway.ground import backend, gateway
+from tests.gateway.test_gateway import CHAT, MESSAGES, PRICES, client, said
+
+DOWN = Turn(fault=Fault(status=503, message="out to lunch"))
+EMPTY = Turn(fault=Fault(raw=b""))
+"""A service that bills and says nothing."""
+
+
+# The gateway's own clients --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", [CHAT, MESSAGES])
+def test_a_failure_has_the_status_and_the_answer_that_the_client_got(protocol: Any) -> None:
+    with (
+        ModelServer(DOWN) as server,
+        gateway({"a": backend(server, protocol)}, {"m": "a"}, bodies=True) as gate,
+    ):
+        status, _ = said(gate)
+        (end,) = gate.ends
+        (kept,) = [json.loads(path.read_text()) for path in (gate.home / "gateway").glob("*.bodies")]
+    assert (status, end.status, end.end, end.first_ms) == (503, 503, "failed", None)
+    assert "out to lunch" in kept["answer"]
+
+
+@pytest.mark.parametrize(("last", "status"), [(Turn(text="hi"), 200), (Turn(fault=Fault(status=422)), 422)])
+def test_the_cost_is_unknown_if_a_service_that_failed_may_bill(last: Turn, status: int) -> None:
+    with ModelServer(EMPTY) as one, ModelServer(last) as two:
+        services = {"a": backend(one, CHAT, prices=PRICES), "b": backend(two, CHAT, prices=PRICES)}
+        given: dict[str, Any] = {"key": None, "clients": client(budget_usd=1)}
+        with gateway(services, {"m": ["a", "b"]}, **given) as gate:
+            assert said(gate, max_tokens=10)[0] == status
+            (end,) = gate.ends
+    assert (end.tried, end.cost) == (("a: stream_closed",), None)
+    assert end.charged > 2000
+
+
+@pytest.mark.parametrize("usage", [ScriptUsage(input=10, output=-(10**9)), ScriptUsage(input=10**15, output=1)])
+def test_a_counter_that_cannot_be_true_is_unknown(usage: ScriptUsage) -> None:
+    with ModelServer(Turn(text="hi", usage=usage)) as server:
+        given: dict[str, Any] = {"key": None, "clients": client(budget_usd=1)}
+        with gateway({"a": backend(server, CHAT, prices=PRICES)}, {"m": "a"}, **given) as gate:
+            assert said(gate, max_tokens=10)[0] == 200
+            (end,) = gate.ends
+    assert end.cost is None
+    assert not {-(10**9), 10**15} & set((end.tokens or {}).values())
+    assert 0 < end.charged < 10_000
+
+
+# The gateway of a run -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def run_gateway(server: ModelServer, use: KeyUse, **options: Any) -> Iterator[RunGateway]:
+    routes = GatewaySettings(models={"*": "a/m"})
+    settings = Settings(backends={"a": backend(server, CHAT, prices=PRICES, **options)}, gateway=routes)
+    with start_blocking_portal() as portal:
+        opened = open_run_gateway(ModelRoutes(settings, {}), "http://127.0.0.1:1/v1", use)
+        with portal.wrap_async_context_manager(opened) as found:
+            yield found
+
+
+def ask_in_run(gate: RunGateway, **members: Any) -> int:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 100, **members}
+    headers = {"authorization": f"Bearer {gate.placeholder}"}
+    return httpx.post(f"{gate.address}/v1/chat/completions", json=body, headers=headers, timeout=20).status_code
+
+
+def test_a_run_is_charged_for_an_answer_that_did_not_come_in_time() -> None:
+    use = KeyUse()
+    late = Turn(text="late", fault=Fault(first_byte_ms=30_000))
+    with ModelServer(late) as server, run_gateway(server, use, timeout_s=0.3) as gate:
+        assert ask_in_run(gate) == 504
+    assert (use.unanswered, use.meter.uncounted) == (1, 1)
+    assert (use.meter.tokens_most or 0) > 1000
+    assert not use.meter.unknown
+
+
+def test_a_run_is_not_charged_for_a_refusal() -> None:
+    use = KeyUse()
+    with ModelServer(DOWN) as server, run_gateway(server, use) as gate:
+        assert ask_in_run(gate) == 503
+    assert (use.unanswered, use.meter.uncounted, use.meter.tokens_most) == (1, 0, 0)
+
+
+def test_a_runs_budget_gains_nothing_by_a_negative_counter() -> None:
+    use = KeyUse()
+    with (
+        ModelServer(Turn(text="hi", usage=ScriptUsage(input=10, output=-(10**9)))) as server,
+        run_gateway(server, use) as gate,
+    ):
+        assert ask_in_run(gate) == 200
+    assert (use.meter.tokens_most or 0) > 1000
+    assert (use.meter.spent.micros or 0) > 0
