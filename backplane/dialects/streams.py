@@ -130,7 +130,8 @@ class Accumulator:
             self.failure = event
 
     def _begin(self, event: ir.Began) -> None:
-        changes = {name: value for name in ("id", "model", "created") if (value := getattr(event, name)) is not None}
+        found = ((name, getattr(event, name)) for name in ("id", "model", "created"))
+        changes = {name: value for name, value in found if value not in (None, "")}
         if event.ext:
             changes["ext"] = event.ext
         self.began = msgspec.structs.replace(self.began, **changes)

@@ -182,7 +182,8 @@ class _Answer:
     def __init__(self, call: ClientCall, document: dict[str, Any], model: str, id: str, *, stream: bool) -> None:
         self._stream, self._front = stream, call.front
         self._writer = call.front.writer(NAME, document)
-        self._model, self._id, self._index, self._open = model, id, -1, ""
+        self._began = Began(id=id, model=model)
+        self._index, self._open = -1, ""
         self._in_pieces = False
         self.has_words = False
         self._frames = call.frames()
@@ -204,7 +205,7 @@ class _Answer:
     def end(self, words: str, tokens: TokenCounts | None) -> bytes:
         """Return the end of a stream, or the whole answer."""
         out = self._more("text", words) if words or not self.has_words else b""
-        events: list[StreamEvent] = [PartStopped(self._index)] if self._open else []
+        events: list[StreamEvent] = [PartStopped(self._index) if self._open else self._began]
         events += [UsageSeen(tokens)] if tokens is not None else []
         out += self._write([*events, Stopped(stop="end"), StreamEnded()])
         if self._stream:
@@ -221,7 +222,7 @@ class _Answer:
         if not text:
             return b""
         self.has_words = self.has_words or kind == "text"
-        events: list[StreamEvent] = [] if self._index >= 0 else [Began(id=self._id, model=self._model)]
+        events: list[StreamEvent] = [] if self._index >= 0 else [self._began]
         if self._open != kind:
             events += [PartStopped(self._index)] if self._open else []
             self._index, self._open = self._index + 1, kind

@@ -9,7 +9,7 @@ import httpx
 import msgspec
 
 from backplane.dialects import dialect, framing
-from backplane.dialects.ir import Loss, StreamFailed, TokenCounts
+from backplane.dialects.ir import Began, Loss, StreamFailed, TokenCounts
 from backplane.gateway.customs import CustomCalls
 from backplane.gateway.frames import encode
 from backplane.gateway.fronts import AUGMENT, RESPONSES, ClientCall
@@ -115,7 +115,7 @@ class Translating:
         document: the request.
         stream: write pieces; else the whole answer at its end.
         customs: tools whose calls are custom ones for the client.
-        id: id of the exchange, from which an answer of Responses gets its id.
+        id: id of the exchange, from which an answer gets its id if the service gives none.
     """
 
     def __init__(
@@ -129,7 +129,8 @@ class Translating:
         if customs:
             self._translation.reader = CustomCalls(self._translation.reader, customs)
         self._frames = call.frames()
-        self._response_id = f"resp_{id.replace('-', '')}"
+        self._answer_id = f"{call.front.answer_id}{id.replace('-', '')}"
+        self._translation.writer.sum.began = Began(id=self._answer_id)
         self.answer: Any = None
         """The whole answer in the service's dialect; None until it is complete."""
         self.response: dict[str, Any] | None = None
@@ -180,7 +181,10 @@ class Translating:
         return self._front is AUGMENT or chunk.get("type") == FAILED_END
 
     def _whole(self, total: Any) -> Any:
-        written = dialect(self._front.dialect).response_from_ir(total.answer())
+        answer = total.answer()
+        if not answer.id:
+            answer = msgspec.structs.replace(answer, id=self._answer_id)
+        written = dialect(self._front.dialect).response_from_ir(answer)
         self.losses = (*self.losses, *(loss for loss in written.losses if loss.is_material))
         self._name([written.value])
         return written.value
@@ -201,7 +205,7 @@ class Translating:
         for chunk in chunks:
             whole = chunk if chunk.get("object") == "response" else chunk.get("response")
             if isinstance(whole, dict):
-                whole["id"] = self._response_id
+                whole["id"] = self._answer_id
             self.response = response_of(chunk) or self.response
 
 

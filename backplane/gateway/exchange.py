@@ -371,11 +371,13 @@ class Exchange:
 
     def _keep(self, target: ModelTarget, reader: Passing | Translating) -> None:
         """Keep an answer that a later request may continue."""
-        if reader.response is not None and reader.failure is None and self.document.get("store") is not False:
+        answer = reader.response
+        if answer is None or reader.failure is not None or self.document.get("store") is False:
+            return
+        if isinstance(answer.get("id"), str):  # Without one, no request can name it.
             endpoint = target.endpoint if self._is_own(target) else None
             asked = self._continued(target).get("input")
-            account = self._account(target)
-            keep_response(self._shared.responses, self._owner, asked, reader.response, account, endpoint)
+            keep_response(self._shared.responses, self._owner, asked, answer, self._account(target), endpoint)
 
     # The answer
 

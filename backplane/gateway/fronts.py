@@ -42,6 +42,8 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorBody
     id_header: str
     """Header in which its clients look for the id of a request."""
+    answer_id: str
+    """Beginning of an answer's id, where the service gives none."""
     ping: bytes
     """Bytes that keep a silent stream open: its clients skip them."""
     models: Callable[[Iterable[ModelRow]], Json]
@@ -224,17 +226,17 @@ def _gemini_models(rows: Iterable[ModelRow]) -> Json:
 
 _COMMENT: Final = b": ping\n\n"
 CHAT: Final = Front(
-    name="chat", dialect="openai", error=_openai_error, id_header="x-request-id", ping=_COMMENT,
+    name="chat", dialect="openai", error=_openai_error, id_header="x-request-id", answer_id="chatcmpl-", ping=_COMMENT,
     models=_openai_models, model=_openai_model, own_headers=("openai-", "x-session-"),
 )  # fmt: skip
-RESPONSES: Final = msgspec.structs.replace(CHAT, name="responses", dialect="codex")
+RESPONSES: Final = msgspec.structs.replace(CHAT, name="responses", dialect="codex", answer_id="resp_")
 MESSAGES: Final = Front(
-    name="messages", dialect="claude", error=_anthropic_error, id_header="request-id",
+    name="messages", dialect="claude", error=_anthropic_error, id_header="request-id", answer_id="msg_",
     ping=b'event: ping\ndata: {"type": "ping"}\n\n', models=_anthropic_models, model=_anthropic_model,
     own_headers=("anthropic-",),
 )  # fmt: skip
 GEMINI: Final = Front(
-    name="gemini", dialect="gemini", error=_google_error, id_header="x-request-id",
+    name="gemini", dialect="gemini", error=_google_error, id_header="x-request-id", answer_id="",
     ping=b"\r\n",  # Its Python client fails at a comment, and its JavaScript client drops the next event after one.
     models=_gemini_models, model=_gemini_model, own_headers=("x-goog-api-client",),
 )  # fmt: skip

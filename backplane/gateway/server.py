@@ -44,9 +44,12 @@ PING_S: Final = 10.0
 _STATUS: Final[Mapping[str, int]] = {
     "policy_denied": 403, "backend_auth_failed": 401, "backend_rate_limited": 429, "backend_model_not_found": 404,
     "backend_unavailable": 502, "stream_closed": 502, "backend_timeout": 504, "internal": 500,
-    "receipt_store_failed": 503, "config_invalid": 500,
+    "receipt_store_failed": 503,
 }  # fmt: skip
-"""Our code → status, where no service has given one; any other code is a wrong request, 400."""
+"""Our code → status, where no service has given one; any other code is a wrong request, 400. So is a wrong
+configuration: clients repeat a 5xx, which would not help."""
+_FINAL: Final = frozenset({"config_invalid", "internal"})
+"""Codes of errors that come again if the request is repeated, so that the client is told not to."""
 
 
 class ClientReply:
@@ -373,8 +376,11 @@ async def _send_error(reply: ClientReply, error: BackplaneError) -> None:
         wait = error.retry_after_s
     if status == 529 and reply.front is not fronts.MESSAGES:
         status = 503  # Only one vendor's clients know 529.
+    headers = [("retry-after", str(max(round(wait), 1)))] if wait else []
+    if error.code in _FINAL:
+        headers.append(("x-should-retry", "false"))
     words = f"{error.message}; {error.hint}" if error.hint else error.message
-    await reply.fail(status, error.code, words, [("retry-after", str(max(round(wait), 1)))] if wait else ())
+    await reply.fail(status, error.code, words, headers)
 
 
 def _document(body: bytes) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from backplane.config import BackendSettings, GatewayAgentSettings
@@ -103,6 +104,21 @@ def test_a_failed_agent_is_an_error_of_the_interface(tmp_path: Path) -> None:
     assert status == 401
     assert json.loads(data)["type"] == "error"
     assert [row["id"] for row in models["data"]] == ["agent/maker"]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_configuration_that_became_wrong_is_no_error_that_clients_repeat(
+    protocol: ProtocolName, tmp_path: Path
+) -> None:
+    rules = tmp_path / "rules.json"
+    rules.write_text("{}")
+    row = msgspec.structs.replace(agents(tmp_path / "w")["maker"], policy=str(rules))
+    with ModelServer([]) as server, gateway(api(server), {}, agents={"maker": row}) as gate:
+        rules.unlink()
+        status, headers, data = ask(gate, *request(protocol, stream=True))
+        (end,) = gate.ends
+    assert (status, headers["x-should-retry"], end.code) == (400, "false", "config_invalid")
+    assert b"rules.json" in data
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -332,6 +332,25 @@ def test_the_first_piece_comes_before_the_last_is_written(service: ProtocolName)
             got += end.recv(65_536)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("front", [CHAT, RESPONSES, MESSAGES, GEMINI])
+def test_an_answer_whose_service_gives_no_id_has_one_of_its_own(front: ProtocolName, stream: bool) -> None:
+    if front == GEMINI:
+        service, body = CHAT, {**delta("stop", content="hi"), "id": "", "object": "chat.completion.chunk"}
+        whole = {"choices": [{"index": 0, "message": {"content": "hi"}, "finish_reason": "stop"}]}
+    else:
+        service = GEMINI
+        body = whole = {"candidates": [{"content": {"parts": [{"text": "hi"}]}, "finishReason": "STOP"}]}
+    data = b"data: " + json.dumps(body).encode() + b"\n\n" if stream else json.dumps(whole).encode()
+    turn = Turn(fault=Fault(raw=data, headers={"content-type": "text/event-stream" if stream else "application/json"}))
+    beginning, ids = {CHAT: "chatcmpl-", RESPONSES: "resp_", MESSAGES: "msg_", GEMINI: ""}[front], set()
+    for _ in range(2):
+        text = json.dumps(through(front, service, turn=turn, stream=stream).answer)
+        assert "translated" not in text
+        ids.add(re.findall(rf'"(?:id|responseId)": "({beginning}[0-9a-f]{{32}})"', text)[0])
+    assert len(ids) == 2
+
+
 def test_counters_that_come_after_the_finish_are_kept() -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
     turn = raw(delta("stop", content="hi"), {**delta(usage=usage), "choices": []})
