@@ -102,8 +102,8 @@ class Drive:
             await self._reseal()
         finally:
             self.started.set()
-            self.plane.tidy(self.place.remove)
             self.stream.close()
+            self.plane.tidy(self.place.remove)
 
     def leave(self) -> None:
         """Cancel the run, unless it has ended, because its caller has left it."""

@@ -154,11 +154,14 @@ class ControlPlane:
 
         Only the end of this control plane waits for it or, without an `async with` block, the end of the run.
         """
-        if self._tidier is None:
-            from concurrent.futures import ThreadPoolExecutor  # The first run's start need not wait for it.
+        try:
+            if self._tidier is None:
+                from concurrent.futures import ThreadPoolExecutor  # The first run's start need not wait for it.
 
-            self._tidier = ThreadPoolExecutor(TIDIERS)
-        self._tidier.submit(remove)
+                self._tidier = ThreadPoolExecutor(TIDIERS)
+            self._tidier.submit(remove)
+        except (ImportError, OSError, RuntimeError):  # Too few descriptors, or no further thread.
+            remove()
 
     async def _tidied(self) -> None:
         """Wait until all folders of ended runs are removed."""
