@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from backplane.dialects.ir import Loss
 from backplane.errors import DENIAL, BackendError, BackplaneError, PolicyError
 from backplane.gateway.exchange import Work
-from backplane.gateway.fronts import ModelRow
+from backplane.gateway.fronts import ClientCall, ModelRow
 from backplane.gateway.key_proxy import HOST, KeyUse, placeholder_for
 from backplane.gateway.routes import Answering, ModelRoutes
 from backplane.gateway.server import ClientReply, FrontServer
@@ -29,6 +29,7 @@ LOSSES_MAX: Final = 32
 class RunEntry:
     """One exchange of a run."""
 
+    is_recorded = False
     copy_max = 0
 
     def __init__(self, keeper: RunGateway) -> None:
@@ -95,6 +96,10 @@ class RunGateway:
         """Begin the record of an exchange."""
         self._use.note_path(f"POST {work.call.front.name}")
         yield RunEntry(self)
+
+    def refuse(self, _user: None, _id: str, _call: ClientCall, _model: str, _status: int, _error: Exception) -> bool:
+        """Return False: a run has a record of its own."""
+        return False
 
     def count(self, work: Work, error: BackplaneError | None, *, is_answered: bool, is_whole: bool) -> None:
         """Add an exchange to the run's sums, at most what it can cost if its counters did not arrive.

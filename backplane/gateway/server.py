@@ -10,7 +10,7 @@ import functools
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import anyio
@@ -65,6 +65,8 @@ class ClientReply:
         """The head until it is sent, in one write with what follows it."""
         self.copy = bytearray()
         self._client, self.front, self.id = client, front, exchange
+        self.is_recorded = False
+        """True if the record has the exchange."""
         self.copy_max = 0
         """Bytes of the answer to keep in `copy`."""
         self._expected: Headers | None = None
@@ -84,7 +86,8 @@ class ClientReply:
         if self.status is not None:
             return
         self.status = status
-        own = [(self.front.id_header, self.id), ("x-backplane-exchange", self.id)]
+        own = [(self.front.id_header, self.id)]
+        own += [("x-backplane-exchange", self.id)] if self.is_recorded else []
         names = {name for name, _ in headers}
         fields = [*headers, *(field for field in own if field[0] not in names), ("cache-control", "no-store")]
         if "content-type" not in names:
@@ -143,6 +146,8 @@ UserT = TypeVar("UserT")
 class Entry(Protocol):
     """The record of one exchange."""
 
+    is_recorded: bool
+    """False if nobody can look it up."""
     copy_max: int
     """Bytes of the answer that it keeps."""
 
@@ -185,6 +190,10 @@ class Keeper(Protocol[UserT]):
         self, user: UserT, id: str, model: str, work: Work, body: bytes, targets: tuple[Answering, ...]
     ) -> AbstractContextManager[Entry]:
         """Begin the record of an exchange, which holds a place until the block ends. Raises BackplaneError."""
+        ...
+
+    def refuse(self, user: UserT, id: str, call: ClientCall, model: str, status: int, error: Exception) -> bool:
+        """Record a request that no service is asked for; return False if there is no record of it."""
         ...
 
 
@@ -284,11 +293,8 @@ class FrontServer(Generic[UserT]):
         self._shared.responses.drop(key)
         await reply.whole(200, [], encode({"id": call.response, "object": "response", "deleted": True}))
 
-    def _targets(self, call: ClientCall, user: UserT, document: Mapping[str, Any]) -> tuple[str, tuple[Answering, ...]]:
-        """Return the model that is asked and its services. Raises BackplaneError."""
-        model = call.model if call.model is not None else document.get("model") or call.front.default_model
-        if not isinstance(model, str) or not model:
-            raise TranslationError("dialect_mapping_failed", "the request names no model")
+    def _targets(self, user: UserT, model: str) -> tuple[Answering, ...]:
+        """Return the services of a model. Raises BackendError."""
         # A name may stand in the path of a service's address, so it cannot lead out of there.
         is_plain = not {"", ".", ".."} & set(model.split("/")) and model.isprintable()
         targets = self._keeper.targets(user, model) if is_plain else ()
@@ -296,32 +302,47 @@ class FrontServer(Generic[UserT]):
             names = ", ".join(row.name for row in self._keeper.models(user)[:10])
             hint = f"there are {names}" if names else "see [gateway.models]"
             raise BackendError("backend_model_not_found", f"no model {model[:200]!r} for this key", hint=hint)
-        return model, targets
+        return targets
 
     async def _exchange(
         self, client: HttpClient, call: ClientCall, user: UserT, body: bytes, headers: Mapping[str, str],
         reply: ClientReply,
     ) -> None:  # fmt: skip
-        document = _document(body)
-        model, targets = self._targets(call, user, document)
-        if self._open >= OPEN_MAX:
-            raise TooMany(f"the gateway has {self._open} open requests", 5)
-        work: Work
-        if not isinstance(targets[0], AgentTarget):
-            work = Exchange(
-                call, document, body, headers, shared=self._shared, owner=self._keeper.owner(user), id=reply.id
-            )
-        elif call.action == "generate":
-            work = targets[0].work(call, document, body)
-        else:
-            raise TranslationError("dialect_mapping_failed", "an agent only answers; it counts and embeds nothing")
-        with self._keeper.entry(user, reply.id, model, work, body, targets) as entry:
-            reply.copy_max = entry.copy_max
+        model = call.model or ""
+        try:
+            document = _document(body)
+            model = _model_of(call, document)
+            targets = self._targets(user, model)
+            work = self._work(call, document, body, headers, targets[0], user, reply.id)
+            if self._open >= OPEN_MAX:
+                raise TooMany(f"the gateway has {self._open} open requests", 5)
+            opened = ExitStack()
+            entry = opened.enter_context(self._keeper.entry(user, reply.id, model, work, body, targets))
+        except TooMany:  # A client that repeats such requests at once would fill the record.
+            raise
+        except (BackplaneError, Refused) as error:
+            status = error.status if isinstance(error, Refused) else _status_of(error)
+            reply.is_recorded = self._keeper.refuse(user, reply.id, call, model, status, error)
+            raise
+        with opened:
+            reply.copy_max, reply.is_recorded = entry.copy_max, entry.is_recorded
             self._open += 1
             try:
                 await _run(client, work, targets, reply, entry)
             finally:
                 self._open -= 1
+
+    def _work(
+        self, call: ClientCall, document: dict[str, Any], body: bytes, headers: Mapping[str, str], first: Answering,
+        user: UserT, id: str,
+    ) -> Work:  # fmt: skip
+        """Return the exchange of a request, not begun. Raises Refused or TranslationError."""
+        if not isinstance(first, AgentTarget):
+            return Exchange(call, document, body, headers, shared=self._shared, owner=self._keeper.owner(user), id=id)
+        if call.action != "generate":
+            raise TranslationError("dialect_mapping_failed", "an agent only answers; it counts and embeds nothing")
+        work: Work = first.work(call, document, body)
+        return work
 
 
 async def _run(
@@ -364,12 +385,10 @@ async def _send_error(reply: ClientReply, error: BackplaneError) -> None:
     """
     if reply.has_content:
         raise ConnectionAbortedError("an answer that broke off has no end") from error
-    status, wait = _STATUS.get(error.code, 400), None
+    status, wait = _status_of(error), None
     if isinstance(error, UpstreamError):
-        given = error.failure.status
-        status = given if given is not None and 400 <= given < 600 else status
         wait = error.failure.retry_after_s
-        if isinstance(error, RefusedAnswer) and reply.status is None and error.body and given == status:
+        if isinstance(error, RefusedAnswer) and reply.status is None and error.body and error.failure.status == status:
             await reply.whole(status, allowed(error.headers), error.body)
             return
     elif isinstance(error, TooMany):
@@ -383,9 +402,24 @@ async def _send_error(reply: ClientReply, error: BackplaneError) -> None:
     await reply.fail(status, error.code, words, headers)
 
 
+def _status_of(error: BackplaneError) -> int:
+    given = error.failure.status if isinstance(error, UpstreamError) else None
+    return given if given is not None and 400 <= given < 600 else _STATUS.get(error.code, 400)
+
+
+def _model_of(call: ClientCall, document: Mapping[str, Any]) -> str:
+    """Return the model that is asked. Raises TranslationError."""
+    model = call.model if call.model is not None else document.get("model") or call.front.default_model
+    if not isinstance(model, str) or not model:
+        raise TranslationError("dialect_mapping_failed", "the request names no model")
+    return model
+
+
 def _document(body: bytes) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(body)
+    except RecursionError as error:
+        raise TranslationError("dialect_mapping_failed", "the body's JSON is nested too deep to be read") from error
     except UNREADABLE as error:
         raise TranslationError("dialect_mapping_failed", f"the body is no JSON: {str(error)[:200]}") from error
     if not isinstance(found, dict):

@@ -15,7 +15,7 @@ from backplane.errors import BackplaneError, TranslationError
 from backplane.gateway.bodies import BODY_BYTES_MAX, Bodies
 from backplane.gateway.clients import Client, Clients
 from backplane.gateway.exchange import Work
-from backplane.gateway.fronts import ModelRow
+from backplane.gateway.fronts import ClientCall, ModelRow
 from backplane.gateway.journal import ExchangeJournal, now
 from backplane.gateway.record import LOSSES_MAX, ExchangeBegin, ExchangeEnd, ExchangeFirst, Outcome
 from backplane.gateway.routes import AgentTarget, Answering, ModelRoutes
@@ -91,6 +91,25 @@ class Gateway:
         with user.place(is_free=is_free):
             yield Uncounted() if is_free else self._begin(user, id, model, work, body, targets)
 
+    def refuse(self, user: Client, id: str, call: ClientCall, model: str, status: int, error: Exception) -> bool:
+        """Record a request for which no service is asked: its own program may fail without a word."""
+        if call.action == "count":
+            return False
+        code, words = None, str(error)
+        if isinstance(
+            error, BackplaneError
+        ):  # Its step is about the gateway's table and limits, the code's about runs.
+            code, words = error.code, f"{error.message}; {error.hint}" if error.hint else error.message
+        with suppress(BackplaneError):  # A full disk: the client gets its error.
+            self._journal.write(ExchangeBegin(
+                id=id, at=now(), client=user.name, front=call.front.name, model=model[:200], stream=call.stream is True,
+            ))  # fmt: skip
+            self._journal.write(ExchangeEnd(
+                id=id, at=now(), client=user.name, end="refused", status=status, cost=0, code=code, error=words[:400],
+            ))  # fmt: skip
+            return True
+        return False
+
     def _begin(
         self, user: Client, id: str, model: str, work: Work, body: bytes, targets: tuple[Answering, ...]
     ) -> _Entry:
@@ -123,6 +142,7 @@ def _at_most(targets: tuple[Answering, ...], work: Work) -> int | None:
 class Uncounted:
     """The entry of an exchange that costs nothing and is not recorded."""
 
+    is_recorded = False
     copy_max = 0
 
     def reached(self, work: Work) -> None:
@@ -148,6 +168,7 @@ class _Entry:
         self._reserved = reserved
         self._began = time.monotonic()
         self._first_ms: int | None = None
+        self.is_recorded = True
         self.copy_max = BODY_BYTES_MAX if bodies is not None else 0
 
     def _ms(self) -> int:

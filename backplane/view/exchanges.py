@@ -17,6 +17,7 @@ _VERDICTS: Final[dict[str, tuple[str, ...]]] = {
     "complete": ("nothing is wrong: the client got the whole answer",),
     "left": ("the client closed its connection before the answer's end",
              "look at the client's own time limit, and at how it ended"),
+    "refused": ("the gateway refused the request before it asked a service", "change what the error names"),
     "interrupted": ("the gateway ended before the exchange did", "send the request again"),
     "asked": ("nothing is wrong: the service has been asked, and has not begun to answer",
               "wait: `timeout_s` of the backend ends it"),
@@ -97,7 +98,8 @@ def diagnose_exchange(one: RecordedExchange, now_ms: int) -> Diagnosis:
     """Return what an exchange waits for, or why it ended as it did."""
     far = "answered" if one.first_ms is not None else "asked"
     kind = one.code or one.end or ("cut_off" if one.state == "cut_off" else far)
-    words = _VERDICTS.get(kind)
+    is_ours = one.end == "refused" and one.backend is None
+    words = _VERDICTS["refused"] if is_ours else _VERDICTS.get(kind)
     if words is None:
         code = one.code if one.code in CODES else None
         verdict = CODES[code].meaning if code else f"the service's answer reported a failure ({one.end})"

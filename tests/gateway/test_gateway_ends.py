@@ -13,11 +13,14 @@ from anyio.from_thread import start_blocking_portal
 
 from backplane.config import GatewaySettings, Settings
 from backplane.gateway.in_run import RunGateway, open_run_gateway
+from backplane.gateway.journal import recorded
 from backplane.gateway.key_proxy import KeyUse
 from backplane.gateway.routes import ModelRoutes
 from backplane.testing import Fault, ModelServer, ScriptUsage, Turn
+from backplane.view.exchanges import diagnose_exchange
 from tests.gateway.ground import backend, gateway
-from tests.gateway.test_gateway import CHAT, MESSAGES, PRICES, client, said
+from tests.gateway.test_gateway import BEARER, CHAT, MESSAGES, PRICES, client, said
+from tests.scripted import question
 
 DOWN = Turn(fault=Fault(status=503, message="out to lunch"))
 EMPTY = Turn(fault=Fault(raw=b""))
@@ -62,6 +65,42 @@ def test_a_counter_that_cannot_be_true_is_unknown(usage: ScriptUsage) -> None:
     assert end.cost is None
     assert not {-(10**9), 10**15} & set((end.tokens or {}).values())
     assert 0 < end.charged < 10_000
+
+
+@pytest.mark.parametrize(
+    ("members", "code"),
+    [({"model": "nobodys"}, "backend_model_not_found"), ({"api_base": "http://x"}, "dialect_mapping_failed"),
+     ({"max_tokens": 10**9}, "policy_denied")],
+)  # fmt: skip
+def test_a_request_that_no_service_is_asked_for_is_recorded(members: dict[str, Any], code: str) -> None:
+    with ModelServer(DOWN) as server:
+        given: dict[str, Any] = {"key": None, "clients": client(budget_usd=1)}
+        with gateway({"a": backend(server, CHAT, prices=PRICES)}, {"m": "a"}, **given) as gate:
+            path, body = question(CHAT, **members)
+            answer = httpx.post(gate.url + path, json=body, headers=BEARER)
+            (end,) = gate.ends
+            (one,) = recorded(gate.home)
+        assert not server.requests
+    assert one.asked == body["model"]
+    assert diagnose_exchange(one, 0).next == ("change what the error names",)
+    assert (end.id, end.end, end.code) == (answer.headers["x-backplane-exchange"], "refused", code)
+    assert (end.status, end.cost, end.charged) == (answer.status_code, 0, 0)
+    assert end.error
+    assert end.error in answer.json()["error"]["message"]
+
+
+def test_only_what_is_recorded_has_an_id_to_look_up() -> None:
+    with ModelServer(Turn(text="hi")) as server:
+        given: dict[str, Any] = {"key": None, "clients": client(requests_per_minute=1)}
+        with gateway({"a": backend(server, CHAT)}, {"m": "a"}, **given) as gate:
+            path, body = question(CHAT)
+            answers = [httpx.post(gate.url + path, json=body, headers=BEARER) for _ in range(2)]
+            answers.append(httpx.get(f"{gate.url}/v1/models", headers=BEARER))
+            answers.append(httpx.post(gate.url + path, json=body, headers={"authorization": "Bearer wrong"}))
+            (end,) = gate.ends
+    assert [answer.status_code for answer in answers] == [200, 429, 200, 401]
+    assert [answer.headers.get("x-backplane-exchange") for answer in answers] == [end.id, None, None, None]
+    assert all("x-request-id" in answer.headers for answer in answers)
 
 
 # The gateway of a run -------------------------------------------------------------------------------------------------
