@@ -1,1 +1,1 @@
-"""Known secrets kept out of everything that is written, shown or passed on. Pure."""
+"""Keeps known secrets out of everything that is written, shown or passed on. Pure."""

@@ -1,7 +1,7 @@
-"""Secrets that are cut in two by the events they come in. Pure.
+"""Redacts secrets that are split over several events of a run. Pure.
 
-Events of a run go in, the same come out, with the tail of a text held back while it may be
-the beginning of a secret. For how long it is held is the caller's to say.
+Events go in and come out again; the end of a text is delayed while it may be the beginning of a secret. The caller
+decides how long, and then calls `flush`.
 """
 
 from __future__ import annotations
@@ -15,37 +15,43 @@ from backplane.contract.events import AgentEvent, AssistantDelta, OutputReported
 from backplane.redact.secrets import DeltaRedactor, Redactor
 
 HOLD_S_MAX: Final = 0.2
-"""Longest delay of a text's end: below what a reader of a stream notices as a pause."""
+"""Maximum seconds for which the end of a text is delayed; a reader of a stream notices no such short pause."""
 
 STREAMS_MAX: Final = 32
-"""Texts of a run that are redacted apart; agents have three. All beyond are one text, which bounds the memory."""
+"""Maximum number of texts of a run that are redacted separately; agents have three. All others count as one text, so
+that memory is bounded."""
 
 STREAM_CHARS_MAX: Final = 100
-"""Characters of a stream's name that count."""
+"""Characters of a stream's name that are compared; longer names are cut."""
 
 SHAPE_BYTES_MAX: Final = 16 * 1024
-"""Longest event kept as the form of a delayed text; the text of a longer one is handed on at once."""
+"""Maximum size of an event that is kept whole, to make the event of its delayed text; of a larger one, only the members
+that name its text are kept."""
 
 MESSAGE_CHARS_MAX: Final = 200
-"""Characters of a piece of output in its event's one readable line."""
+"""Maximum length of the message of an output event: the last line of its text."""
 
 
 class Splits:
-    """Watches the texts of a run that come in pieces: deltas, reasoning, output of commands."""
+    """Redacts the texts of a run that come in pieces: deltas, reasoning, output of commands."""
 
     def __init__(self, redactor: Redactor) -> None:
         self.redacted = 0
         self._redactor = redactor
         self._streams: dict[str, DeltaRedactor] = {}
         self._last: dict[str, AgentEvent] = {}
-        """The latest event of each text, as the form of a delayed text."""
+        """Name of a text → its latest event, of which `flush` makes the event with the delayed text."""
 
     @property
     def holding(self) -> bool:
         return any(stream.holding for stream in self._streams.values())
 
     def take(self, events: list[AgentEvent], records: list[bytes]) -> tuple[list[AgentEvent], list[bytes]]:
-        """Pass events through; those whose text changes are encoded anew."""
+        """Return the events and their lines, redacted; an event whose text changes is encoded again.
+
+        Args:
+            records: the canonical line of each event.
+        """
         out: list[AgentEvent] = []
         lines: list[bytes] = []
         for event, record in zip(events, records, strict=True):
@@ -74,13 +80,13 @@ class Splits:
         return out, lines
 
     def flush(self) -> list[AgentEvent]:
-        """Return the delayed text: its time has passed, or another event came."""
+        """Return the delayed texts as events; called when the delay has passed or an event of another kind comes."""
         held = [(name, stream.flush()) for name, stream in self._streams.items() if stream.holding]
         return [_with_text(self._last[name], text) for name, text in held if text]
 
 
 def _piece(event: AgentEvent) -> tuple[str, str] | None:
-    """Which running text an event belongs to, and its piece of it; None for an event that stands alone."""
+    """Return the name of the text that an event continues, and the new piece; None if it has no such text."""
     if isinstance(event, Reasoning):
         return "reasoning", event.reasoning
     if isinstance(event, AssistantDelta):
@@ -91,7 +97,7 @@ def _piece(event: AgentEvent) -> tuple[str, str] | None:
 
 
 def _bare(event: AgentEvent, name: str) -> AgentEvent:
-    """An event of the same text, without anything that stands beside it."""
+    """Return an event for the same text, with only the members that name the text."""
     if isinstance(event, OutputReported):
         stream = name.removeprefix("output ")
         return msgspec.structs.replace(event, message="", ext={"output": {"stream": stream, "text": ""}})

@@ -1,8 +1,8 @@
 """Keeps secrets out of everything that is written, shown or passed on.
 
-Text, bytes, JSON and events go in; the same come out with `[redacted]` in the place of every
-known secret, in any of its usual encodings, and with the number of places. This guards against
-carelessness; an agent that wants to smuggle can spell a secret in a way nobody lists.
+Text, bytes, JSON and events go in; they come out with `[redacted]` in place of each known secret, in any of its usual
+encodings, and with the number of replacements. This protects from carelessness only: an agent that wants to leak a
+secret can encode it in a way that is not in the list.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from backplane.errors import BackplaneError
 from backplane.redact.tail import OutputTail
 
 MARK: Final = "[redacted]"
-"""Stands for a secret of any length."""
+"""Replaces a secret of any length."""
 
 SECRET_CHARS_MIN: Final = 6
-"""Shorter secrets are not replaced: they would be found in ordinary words, and hide nothing when guessed. Blanks
-around a value do not count."""
+"""Minimum length of a secret that is replaced, without the blanks around it; shorter ones occur in ordinary words, and
+are quickly guessed."""
 
 _LINE_CHARS_MIN: Final = 16
-"""A line of a secret of several lines is a secret too from this length on; shorter ones are not telling."""
+"""Minimum length of a line of a secret with several lines, for the line to be a secret by itself."""
 
 _PIECE_BYTES: Final = 1 << 18
-"""Bytes searched at once: a secret of zeros in a text of zeros is found at every byte."""
+"""Bytes searched at once, which bounds the list of places: a secret of zeros is found at every byte of zeros."""
 
 _DEPTH_MAX: Final = 200
-"""Deeper JSON is replaced whole; the reader of lines takes 128."""
+"""Levels of JSON that are searched; a deeper object or list is replaced. Lines of the protocol have at most 128."""
 
 _PRIVATE: Final = "-----BEGIN "
 _SHAPES: Final = {
@@ -50,56 +50,56 @@ _SHAPES: Final = {
     "xox": r"[a-z]-(?=[A-Za-z0-9-]{0,64}?[A-Za-z0-9]{14})[A-Za-z0-9-]{16,}",
     _PRIVATE: r"[A-Z ]{0,32}PRIVATE KEY-----(?:[A-Za-z0-9+/=\s\\:,]|-(?!-)){64,16384}",
 }
-"""Beginnings of keys that are known by their looks → their rests; a second net under the known values.
+"""Beginning of a well-known kind of key → expression for its rest; finds keys whose values are not known.
 
-Only single sets are possessive: before 3.11.5 groups were not repeated as they should be.
+Only single sets are possessive, because Python before 3.11.5 repeats possessive groups wrongly.
 """
 
 _NOT_IN_A_WORD: Final = r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt])|(?<=\\u[0-9A-Fa-f]{4}))"
-"""`task-3fa85f64…` has the same three letters."""
+"""Expression for the place before a key: no word may go on there, as `task-3fa85f64…` does with `sk-`."""
 
 _TOKEN: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
 _TOKEN_CONTEXT_BYTES_MAX: Final = 128
-"""Bytes of an unfinished word kept between deltas, so that a key cut in two is known by its looks."""
+"""Bytes of an unfinished word that are kept between deltas, to find a key of `_SHAPES` that is split over two."""
 
 HEAD_BYTES: Final = 8
-"""Bytes of a secret that are searched as its beginning; less of it counts only at the end of an unfinished text."""
+"""Length of a secret's beginning that is searched for; a shorter beginning counts only at the end of a delta."""
 
 _CUT_TEXT_BYTES_MIN: Final = 32
-"""Shorter texts are names and short words, and nobody cuts there."""
+"""Minimum length of a text whose end may be a secret that was cut; shorter texts are names, which nobody cuts."""
 
 _PIECES: Final[dict[type[Any], str]] = {AssistantDelta: "text", Reasoning: "ext", OutputReported: "ext"}
-"""Event type → its member that has a piece of a running text."""
+"""Event type → its member with a piece of a text that later events continue."""
 
 ByteSpan = tuple[int, int]
 Kind = Literal["known", "look", "head"]
 
 
 class Redactor:
-    """The secrets of one run, ready to be looked for.
+    """Finds and replaces the secrets of one run.
 
     Args:
-        secrets: values; those shorter than `SECRET_CHARS_MIN` are not looked for.
-        shapes: look for keys that are known by their looks too.
+        secrets: values; those shorter than `SECRET_CHARS_MIN` are ignored.
+        shapes: True to find the keys of `_SHAPES` too.
     """
 
     def __init__(self, secrets: Iterable[str], *, shapes: bool = True) -> None:
         forms = {_encode(form) for secret in secrets for form in _forms(secret)}
         self.forms: Final = tuple(sorted(forms, key=lambda form: (-len(form), form)))
-        """Every spelling that is looked for, in UTF-8, longest first. Secret: never print it."""
+        """Every encoding of the secrets, in UTF-8, longest first. Never print it."""
         self._longest: Final = max(map(len, (*self.forms[:1], *_SHAPES)))
         self._starts: Final = tuple(_SHAPES) if shapes else ()
         self._heads: Final = tuple({form[:HEAD_BYTES] for form in self.forms if len(form) > HEAD_BYTES})
 
     def _finder(self, kind: MatchKind) -> Callable[..., list[tuple[int, int, int]]]:
         words = [*self.forms, *(start.encode() for start in self._starts), *self._heads]
-        # Of the three ways the one that is built at once and takes little memory for long words.
+        # Of the three implementations, this one is built fastest and needs little memory for long words.
         automaton = BytesAhoCorasick(words, matchkind=kind, implementation=Implementation.ContiguousNFA)
         return automaton.find_matches_as_indexes
 
     @cached_property
     def _first(self) -> Callable[..., list[tuple[int, int, int]]]:
-        """Finds words, but none that overlaps the one before it; so it can compare many bytes at once, in vectors."""
+        """Finds words that do not overlap; faster than `_all`, because it compares many bytes at once, in vectors."""
         return self._finder(MatchKind.LeftmostFirst)
 
     @cached_property
@@ -107,7 +107,7 @@ class Redactor:
         return self._finder(MatchKind.Standard)
 
     def places(self, data: bytes) -> Iterator[tuple[Kind, int, int]]:
-        """Yield where secrets stand in a text's UTF-8, and where one may only begin; they may overlap."""
+        """Yield kind, start and end of each secret, and of each possible beginning of one; they may overlap."""
         forms, size = len(self.forms), len(data)
         looks = forms + len(self._starts)
         done = dict.fromkeys(self._starts, 0)
@@ -126,14 +126,14 @@ class Redactor:
                         yield "look", at, look.end()
 
     def found(self, data: bytes) -> bool:
-        """Return whether canonical JSON may contain a secret; redact the value then, so that numbers stay numbers."""
+        """Return whether canonical JSON may contain a secret; then redact its value, so that it stays valid."""
         return next(self.places(data), None) is not None
 
     def tail(self, data: bytes, heads: Iterable[int]) -> int:
-        """Return where the longest end of a text starts that is the beginning of a secret; its size if there is none.
+        """Return the first place from which the rest of a text is the beginning of a secret; the text's size if none.
 
         Args:
-            heads: where secrets may begin, in order.
+            heads: places where secrets may begin, in order.
         """
         size = len(data)
         for at in heads:
@@ -144,7 +144,11 @@ class Redactor:
         return size
 
     def _spans(self, data: bytes, *, whole: bool) -> list[ByteSpan]:
-        """Return where secrets stand; those that overlap or touch are one, and a cut one at the end is one."""
+        """Return the spans of secrets, joined where they overlap or touch.
+
+        Args:
+            whole: True to include the beginning of a secret at the end, as one that was cut.
+        """
         places = list(self.places(data))
         spans = [(start, stop) for kind, start, stop in places if kind != "head"]
         if whole and len(data) >= _CUT_TEXT_BYTES_MIN and len(spans) < len(places):
@@ -153,39 +157,43 @@ class Redactor:
         return _merged(spans)
 
     def text(self, text: str, *, whole: bool = True) -> tuple[str, int]:
-        """Redact a text that is not JSON, or a text out of JSON.
+        """Redact a text that is not JSON, or one text in JSON.
 
         Args:
-            whole: no more of it comes, so the beginning of a secret at its end is one that was cut.
+            whole: True if the text is complete, so that the beginning of a secret at its end is replaced.
 
         Returns:
-            The text and how many places were replaced.
+            The text and the number of replacements.
         """
         data = _encode(text)
         spans = self._spans(data, whole=whole)
         return (_decode(_masked(data, spans)), len(spans)) if spans else (text, 0)
 
     def data(self, data: bytes) -> tuple[bytes, int]:
-        """Redact bytes of any kind, for a log or for standard error; not for JSON that will be parsed."""
+        """Redact bytes for a log or standard error, not JSON, which it may break; return them and the replacements."""
         return self.part(data) if not isinstance(data, OutputTail) else self.part(data.before + data, len(data.before))
 
     def part(self, data: bytes, start: int = 0, stop: int = sys.maxsize) -> tuple[bytes, int]:
-        """The same for a part of the bytes: nothing is left of a secret that is cut in two where it begins or ends.
+        """Return the bytes from `start` to `stop` without secrets, even parts of one, and the number of replacements.
 
-        Cutting after redaction would not do: a mark may be shorter than its secret, and bring in what was behind it.
+        Redact before the cut, not after: a mark may be shorter than its secret, so that other bytes move in.
         """
         found = self._spans(data, whole=False)
         spans = [(max(at - start, 0), min(end, stop) - start) for at, end in found if at < stop and end > start]
         return _masked(data[start:stop], spans), len(spans)
 
     def error(self, error: BackplaneError) -> BackplaneError:
-        """The error itself without secrets: what could not be read, made or applied is named as others named it."""
+        """Remove secrets from an error, whose texts may contain names chosen by others; return the same error."""
         for name in ("message", "hint", "evidence"):
             setattr(error, name, self.json(getattr(error, name))[0])
         return error
 
     def json(self, value: Json) -> tuple[Json, int]:
-        """Redact every text of a JSON value, names of members included; a number that holds a secret becomes a text."""
+        """Redact the texts and member names of a JSON value; a number that contains a secret becomes `MARK`.
+
+        Returns:
+            The value and the number of replacements.
+        """
         return self._inner(value, 0) if self.found(msgspec.json.encode(value)) else (value, 0)
 
     def _inner(self, value: Json, depth: int, *, whole: bool = True) -> tuple[Json, int]:
@@ -209,7 +217,7 @@ class Redactor:
             key, count = self.text(name)
             shown = key
             while key in clean:
-                # Two names may have become one; both members are kept. Every number is tried once for all of them.
+                # Redaction may make two names equal; both members are kept. `copies` avoids trying a number twice.
                 copies[shown] = copies.get(shown, 1) + 1
                 key = f"{shown} {copies[shown]}"
             clean[key], more = self._inner(item, depth + 1, whole=whole)
@@ -217,13 +225,13 @@ class Redactor:
         return clean, total
 
     def event(self, event: AgentEvent) -> tuple[AgentEvent, int]:
-        """Redact what an event says; its type, its time and its numbers are the contract's and stay."""
+        """Redact the texts of an event, but not its type and time; return it and the number of replacements."""
         changes: dict[str, Any] = {}
         total = 0
         for name in event.__struct_fields__:
             value = getattr(event, name)
             if name != "ts" and isinstance(value, str | dict | list | tuple):
-                # Where a text comes in pieces, the rest of a secret is in the next one.
+                # If a text comes in pieces, the rest of a secret is in the next piece.
                 clean, count = self._inner(value, 0, whole=_PIECES.get(type(event)) != name)
                 if count:
                     changes[name], total = clean, total + count
@@ -231,15 +239,14 @@ class Redactor:
 
 
 NO_SECRETS: Final = Redactor(())
-"""Redactor of runs without secrets of their own: it finds keys that are known by their looks."""
+"""Redactor for runs without known secrets: it finds only the keys of `_SHAPES`."""
 
 
 class DeltaRedactor:
-    """Redacts the text of one stream of deltas, piece by piece.
+    """Redacts one stream of deltas.
 
-    A tail is held back only while it could be the beginning of a known secret. For how long is
-    the caller's to say: `flush` lets it go. What was let go still counts as the beginning, and
-    the rest of the secret is redacted whenever it comes.
+    The end of the text is delayed while it could be the beginning of a known secret, until the caller calls `flush`.
+    The returned text still counts as a beginning: if the rest of the secret comes later, the rest is redacted.
     """
 
     def __init__(self, redactor: Redactor) -> None:
@@ -247,10 +254,10 @@ class DeltaRedactor:
         sizes = range(1, HEAD_BYTES)
         self._starts = frozenset(form[:size] for form in redactor.forms for size in sizes if size < len(form))
         self._context = b""
-        """Already out (shown or masked), and still the beginning of what may come."""
+        """The end of the text that was returned; a secret may begin in it."""
         self._held = b""
         self._swallowing = False
-        """The last thing was a key known by its looks, and it may not be over."""
+        """True if the text ends in a key of `_SHAPES` that the next delta may continue."""
 
     @property
     def holding(self) -> bool:
@@ -258,7 +265,7 @@ class DeltaRedactor:
         return bool(self._held)
 
     def feed(self, text: str) -> tuple[str, int]:
-        """Take a delta; give what may be shown now (perhaps nothing) and how many places were replaced."""
+        """Take a delta; return the text that may be shown now, which may be empty, and the number of replacements."""
         delta = _encode(text)
         if self._swallowing:
             delta = delta.lstrip(_TOKEN)
@@ -277,13 +284,13 @@ class DeltaRedactor:
         return _decode(_masked(window[shown:end], new)), len(new)
 
     def flush(self) -> str:
-        """Give what was held back: the bound has passed, or the stream is over."""
+        """Return the delayed text; called when the delay has passed or the stream has ended."""
         held, self._held = self._held, b""
         self._context += held
         return _decode(held)
 
     def _beginning(self, window: bytes, heads: Iterable[int]) -> int:
-        """Return where the longest tail starts that is the beginning of a secret; the window's size if none is."""
+        """Return the first place from which the rest of the window is the beginning of a secret; its size if none."""
         size = len(window)
         best = self._redactor.tail(window, heads)
         lengths = range(min(HEAD_BYTES - 1, size) if best == size else 0, 0, -1)
@@ -291,7 +298,7 @@ class DeltaRedactor:
 
 
 def _running_from(window: bytes) -> int:
-    """Return the start of the last, perhaps unfinished word."""
+    """Return the start of the last word, which may be unfinished; the window's size if it does not end in a word."""
     last = window[-_TOKEN_CONTEXT_BYTES_MAX:]
     return len(window) - len(last) + len(last.rstrip(_TOKEN))
 
@@ -316,14 +323,14 @@ def _merged(spans: Iterable[ByteSpan]) -> list[ByteSpan]:
     return merged
 
 
-@cache  # As most runs never look so close.
+@cache  # Compiled on first use, because most runs contain no beginning of a key.
 def _expression(start: str) -> re.Pattern[bytes]:
     before = "" if start == _PRIVATE else _NOT_IN_A_WORD
     return re.compile((before + start + _SHAPES[start]).encode())
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """Every spelling of a secret that ordinary programs write."""
+    """Yield every encoding of a secret that ordinary programs write."""
     for value in dict.fromkeys((secret, secret.strip(), *_telling_lines(secret))):
         if len(value.strip()) < SECRET_CHARS_MIN:
             continue
@@ -344,9 +351,7 @@ def _forms(secret: str) -> Iterator[str]:
 
 
 def _other_forms(value: str) -> Iterator[str]:
-    """Yield escapes that only some writers of JSON make, and the quoting of HTML and shells; each differs from `value`
-    only where it has such characters.
-    """
+    """Yield `value` with the escapes that only some writers of JSON make, and as HTML and shells quote it."""
     for escape in _JSON_ESCAPES:
         plain = escape(value)
         yield plain.replace("/", "\\/")
@@ -386,7 +391,7 @@ def _is_unicode(text: str) -> bool:
 
 _UNRESERVED: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
 _ALSO_PLAIN: Final = (b"", b"/", b"!'()*", b"!'()*;,/?:@&=+$#")
-"""Bytes that encoders leave as they are: none, Python's, the component and the whole-URL encoder of browsers."""
+"""Further bytes that URL encoders do not escape: none, those of Python, and of `encodeURIComponent` and `encodeURI`."""
 
 
 def _url_forms(raw: bytes) -> Iterator[str]:
@@ -399,7 +404,7 @@ def _url_forms(raw: bytes) -> Iterator[str]:
 
 
 def _base64_forms(raw: bytes) -> Iterator[str]:
-    """The letters that a secret alone decides, wherever it stands in what was encoded."""
+    """Yield the Base64 characters that depend on the secret alone, for each of its three possible offsets."""
     for before in range(3):
         encoded = base64.b64encode(b"\0" * before + raw)
         form = encoded[-(-8 * before // 6) : 8 * (before + len(raw)) // 6].decode()

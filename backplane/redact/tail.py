@@ -1,11 +1,11 @@
-"""The last bytes of a stream that is longer than what is kept of it."""
+"""The kept end of a long stream, with enough bytes before it to find a secret that the cut goes through."""
 
 from __future__ import annotations
 
 from typing import Final
 
 LOOK_BYTES: Final = 16 * 1024
-"""Bytes searched beyond a cut for a secret that it may go through: longer than a private key."""
+"""Bytes before a cut that are searched for a secret that the cut goes through; private keys are shorter."""
 
 
 class OutputTail(bytes):
@@ -14,7 +14,7 @@ class OutputTail(bytes):
     before: bytes
 
     def __new__(cls, shown: bytes, before: bytes = b"") -> OutputTail:
-        """Put the two together; `before` is no part of the bytes."""
+        """Make the bytes `shown`, with `before` as an attribute."""
         made = super().__new__(cls, shown)
         made.before = before
         return made
