@@ -19,13 +19,13 @@ class Decision(msgspec.Struct, frozen=True):
 
     Attributes:
         decision: `allow`, `deny`, or `modify` with another input.
-        reason: Why, in words that the agent reads.
+        reason: Why; the agent reads this text.
         input: The tool input to use instead; only with `modify`.
         text: An answer in words (`input`), or the output to show instead (`result`, with `modify`).
-        remember: `run`: like calls need no answer of their own in this run.
+        remember: `run` to apply this decision to further calls of the same tool in this run.
 
     Raises:
-        ConfigError: `config_invalid`, `decision` or `remember` is none of its choices.
+        ConfigError: `config_invalid`, `decision` or `remember` has an unknown value.
     """
 
     decision: DecisionKind
@@ -44,11 +44,11 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 def misfit(decision: Decision, kind: str, input: Json | UnsetType = UNSET) -> str:
-    """Say why a decision is no answer to an ask, empty where it is one: what does not fit must let nothing through.
+    """Return why a decision does not answer an ask; empty if it does. The caller then denies the ask.
 
     Args:
-        kind: of the ask.
-        input: what the ask would run; a changed one has to be an object where this is.
+        kind: kind of the ask.
+        input: tool input of the ask; if it is an object, a changed input must be one too.
     """
     if decision.decision == "modify":
         if kind == "patch":
@@ -73,10 +73,10 @@ def choices(options: Json | UnsetType) -> list[str]:
 
 
 def chosen(text: str, options: Json | UnsetType) -> str | None:
-    """Return the answer that a text gives to a question: an option's label for its number, else the text itself.
+    """Return the answer to a question that a text means: the label of the option with this number, else the text.
 
     Returns:
-        None for a number that no option has.
+        None if the question has options, but none with this number.
     """
     labels = choices(options)
     if not labels or not text.isdecimal() or text in labels:

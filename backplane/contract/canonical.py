@@ -15,12 +15,12 @@ from typing import Any, Final
 import msgspec
 
 Json = Any
-"""A JSON value of a foreign shape: dict, list, str, int, float, bool or None."""
+"""A JSON value of any shape: dict, list, str, int, float, bool or None."""
 
 
 INT_MIN: Final = -(2**63)
 INT_MAX: Final = 2**64 - 1
-"""Range of exact integers; others are floats on the wire, as every peer of the contract reads them."""
+"""Bounds of exact integers; every peer of the contract reads integers outside of them as floats."""
 
 _encode_sorted: Final = msgspec.json.Encoder(order="sorted").encode
 _encode_sorted_lines: Final = msgspec.json.Encoder(order="sorted").encode_lines
@@ -73,8 +73,8 @@ def _with_our_numbers(data: bytes) -> bytes:
 
 
 def _printed(gap: bytes) -> bytes:
-    """Print the numbers outside of texts as the contract does."""
-    # Only in `true` and `false` an `e` is no exponent. A regular expression for this takes five times as long.
+    """Convert the numbers in JSON without its texts to the contract's form."""
+    # Every `e` is an exponent, except in `true` and `false`. A regular expression for this takes five times as long.
     gap = gap.replace(b"e", b"e+").replace(b"e+-", b"e-").replace(b"ue+", b"ue").replace(b"se+", b"se")
     alike = gap.translate(_DIGITS_ALIKE)
     if not any(odd in alike for odd in _ODD_NUMBERS[1:]):
@@ -90,7 +90,7 @@ def _printed(gap: bytes) -> bytes:
 
 
 def decode(data: bytes | str) -> Json:
-    """Read JSON into plain values, exactly: the integer literal `-0` becomes the float it is on the wire.
+    """Read JSON into plain values, exactly; the literal `-0` becomes the float -0.0, which it is on the wire.
 
     Raises:
         msgspec.DecodeError: not strict JSON (a `ValueError`; so are invalid UTF-8 and numbers out of range).
@@ -107,7 +107,7 @@ def _with_float_zeros(gap: bytes) -> bytes:
 
 
 def may_be_endless(data: bytes) -> bool:
-    """Return True if there may be an integer beyond all floats, which has no canonical form."""
+    """Return True if JSON may contain an integer larger than any float, which has no canonical form."""
     return len(data) >= _ENDLESS_DIGITS and b"0" * _ENDLESS_DIGITS in data.translate(_DIGITS_ALIKE)
 
 
@@ -125,7 +125,7 @@ def _as_floats(integers: list[int]) -> list[float]:
 def decode_inexact(data: bytes) -> Json:
     """Read JSON as the public implementation's parser does: long fractions may be off by one unit in the last place.
 
-    Only for verifying a foreign receipt whose hash does not match an exact reading.
+    Used only to verify a receipt of another program whose hash does not match an exact reading.
     """
     import json
 
@@ -176,7 +176,7 @@ def duplicate_key(data: bytes, value: Json) -> str | None:
         value: the decoded text.
     """
     if _escape(value) == data.strip():
-        # The compact form of our own peers: if the dict has everything, no key came twice.
+        # A faster way for compact JSON, as our own peers write it: if the dict gives the same text, no key came twice.
         return None
     import json
 

@@ -1,7 +1,6 @@
-"""Named abilities and how well a backend has them.
+"""Defines the abilities of backends, and the levels at which a backend supports them.
 
-A manifest maps an ability to a level. Unknown abilities and levels are read and kept;
-only the contract's own set is written.
+A manifest maps an ability to a level. Unknown abilities and levels are kept when they are read, but not written.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ CAPABILITIES: Final[tuple[str, ...]] = (
     "system_message", "temperature", "top_p", "top_k", "max_tokens", "frequency_penalty",
     "presence_penalty", "cache_control", "batch_mode", "embeddings", "image_generation",
 )  # fmt: skip
-"""The 41 abilities of `abp/v0.1`, in the contract's order. A closed peer refuses any other."""
+"""The 41 abilities of `abp/v0.1`, in the contract's order; strict peers refuse any other."""
 
 Threshold = Literal["native", "emulated", "any"]
-"""The least level a requirement takes; `any` still wants the ability named in the manifest."""
+"""Minimum level that a requirement accepts; `any` accepts each level, but the manifest must name the ability."""
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -57,7 +56,7 @@ def restricted(reason: str) -> Level:
 
 
 class Requirement(msgspec.Struct, frozen=True):
-    """One ability the order cannot do without."""
+    """One ability that the order needs."""
 
     capability: str
     min_support: Threshold
@@ -80,7 +79,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def read_level(value: Json) -> Level | None:
-    """Read one level from the wire; None when the contract has no such level."""
+    """Read one level from the wire; return None if the contract has no such level."""
     if isinstance(value, dict) and len(value) == 1:
         ((name, body),) = value.items()
         if name == "restricted" and isinstance(body, dict) and isinstance(body.get("reason"), str):
@@ -92,7 +91,7 @@ def read_level(value: Json) -> Level | None:
 
 
 def read_manifest(wire: dict[str, Json]) -> Manifest:
-    """Split a manifest from the wire into what the contract knows and what it does not."""
+    """Read a manifest from the wire; abilities and levels that the contract does not have go to `unknown`."""
     levels: dict[str, Level] = {}
     unknown: dict[str, Json] = {}
     for name, value in wire.items():

@@ -1,7 +1,7 @@
-"""A conversation in neutral words: the provider interface's messages, and the file that a session is kept in.
+"""Defines conversations that do not depend on a vendor: the messages, and the file of a session.
 
-The same shapes travel in an order (`config.vendor.abp.history`), lie in a session's file, and are what a program
-gets from `get_history`. They name no vendor.
+The same messages are in an order (`config.vendor.abp.history`), in the session's file, and in the result of
+`get_history`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ FORMAT: Final = "backplane.session"
 VERSION: Final = 1
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "user_interrupt", "error"]
-"""Why a turn ended: the six of `contracts/sessions.md`."""
+"""Why a turn ended; `contracts/sessions.md` describes the six reasons."""
 
 
 class _ConversationValue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """An unknown member is refused, as it would be lost."""
+    """Base of all values here; an unknown member is an error, because it would be lost."""
 
 
 class MessageToolCall(_ConversationValue, frozen=True):
@@ -32,7 +32,7 @@ class MessageToolCall(_ConversationValue, frozen=True):
     name: str
     arguments: Json = None
     signature: str | None = None
-    """The vendor's proof on the call itself; it goes back as that of `ThinkingBlock` does."""
+    """The vendor's proof that its model made the call, if any; sent back like the proof of a `ThinkingBlock`."""
 
 
 class Image(_ConversationValue, frozen=True):
@@ -40,7 +40,7 @@ class Image(_ConversationValue, frozen=True):
 
     media_type: str | None = None
     data: str | None = None
-    """Base64."""
+    """The picture in Base64."""
     url: str | None = None
 
 
@@ -49,35 +49,35 @@ class ThinkingBlock(_ConversationValue, frozen=True):
 
     text: str = ""
     signature: str | None = None
-    """The vendor's proof; it goes back only to the provider and model that made it."""
+    """The vendor's proof that its model made the block, if any; sent back only to the same provider and model."""
     redacted: str | None = None
-    """Thinking that only its vendor can read; `text` is empty then, and it goes back as a proof does."""
+    """Thinking that only the vendor can read, sent back like a proof; `text` is empty then. None: readable thinking."""
 
     @property
     def is_proven(self) -> bool:
-        """True if its vendor can verify it."""
+        """True if the vendor can verify the block."""
         return bool(self.signature or self.redacted)
 
 
 class UserMessage(_ConversationValue, frozen=True, tag_field="role", tag="user"):
-    """A message of the user, with the context in words and the pictures."""
+    """A message of the user, with the order's context as text, and with pictures."""
 
     content: str
     images: tuple[Image, ...] = ()
 
 
 class AgentMessage(_ConversationValue, frozen=True, tag_field="role", tag="assistant"):
-    """A message of the agent, and the calls after it."""
+    """A message of the agent, and the calls that follow it."""
 
     content: str = ""
     tool_calls: tuple[MessageToolCall, ...] = ()
     thinking: tuple[ThinkingBlock, ...] = ()
     signature: str | None = None
-    """The vendor's proof on the words; it goes back as that of `ThinkingBlock` does."""
+    """The vendor's proof that its model wrote the text, if any; sent back like the proof of a `ThinkingBlock`."""
 
 
 class ToolResultMessage(_ConversationValue, frozen=True, tag_field="role", tag="tool"):
-    """Result of a call."""
+    """The result of a call."""
 
     tool_call_id: str
     content: str
@@ -101,11 +101,11 @@ class TokenUsage(_ConversationValue, frozen=True):
     cache_in_input: bool = True
     """True if `input_tokens` includes the cached tokens."""
     is_at_least: bool = False
-    """True for a sum that leaves out turns whose usage is unknown, as when their service refused them."""
+    """True for a sum without some turns, whose usage is unknown because a service refused them, for example."""
 
     @property
     def total_tokens(self) -> int | None:
-        """All tokens, cached ones once; None where a part is unknown."""
+        """All tokens, cached ones counted once; None if a part is unknown."""
         if self.input_tokens is None or self.output_tokens is None:
             return None
         return self.input_tokens + self.output_tokens
@@ -115,9 +115,9 @@ _COUNTERS: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache
 
 
 def usage_together(usages: Sequence[TokenUsage]) -> TokenUsage:
-    """Sum the usage of turns; unknown counters are left out, and `is_at_least` says so.
+    """Sum the usage of turns; `is_at_least` is True if a counter is unknown in some turns.
 
-    A counter that is unknown in every turn stays unknown; without turns all are zero.
+    A counter that is unknown in every turn stays unknown. Without turns, all counters are zero.
     """
     sums: dict[str, Any] = {}
     partly = False
@@ -129,27 +129,27 @@ def usage_together(usages: Sequence[TokenUsage]) -> TokenUsage:
 
 
 class SessionTurn(_ConversationValue, frozen=True):
-    """One turn of a session: the run that it was, and what was said in it."""
+    """One turn of a session: its run and its messages."""
 
     run_id: str | None
-    """None of a turn that was no run here: it was imported."""
+    """None for an imported turn, which was not a run here."""
     provider: str
     model: str | None = None
-    """Model that was asked for; None for the backend's own choice."""
+    """Requested model; None if the backend chose it."""
     receipt_sha256: str | None = None
-    """None while the turn is under way, or where its run was cut off before it was sealed."""
+    """None while the turn runs, or if its run was cut off before it was sealed."""
     stop_reason: StopReason | None = None
-    """None likewise."""
+    """None while the turn runs, or if its run was cut off."""
     messages: tuple[Message, ...] = ()
     usage: TokenUsage = TokenUsage()
     conversation: str | None = None
-    """Id of the conversation that the provider itself keeps, after this turn."""
+    """Id after this turn of the conversation that the provider itself keeps; None if it keeps none."""
     carried: bool = True
-    """False if the folder of the next turn lacks what this one changed."""
+    """False if the folder of the next turn does not have the changes of this turn."""
 
 
 class SessionFile(_ConversationValue, frozen=True, omit_defaults=False):
-    """A session as it lies on disk: no secret, no vendor's form, nothing that is run when it is read."""
+    """A session as it is stored: without secrets and vendors' formats; reading it runs no code."""
 
     format: Literal["backplane.session"]
     version: Literal[1]
@@ -162,20 +162,20 @@ class SessionFile(_ConversationValue, frozen=True, omit_defaults=False):
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     max_turns: Count | None = None
     max_budget_usd: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    """US dollars that each turn may spend."""
+    """US dollars that each turn may spend; None for no limit."""
     root: str | None = None
-    """Folder that it works on; None is a folder of its own, empty at the start of each turn."""
+    """Folder that the session works on; None for a folder of its own, which is empty at the start of each turn."""
     mode: Literal["staged", "pass_through"] = "staged"
     lane: Literal["patch_first", "workspace_first"] = "workspace_first"
     policy: PolicyProfile | None = None
-    """Policy for every agent that continues it; None for the configured one."""
+    """Policy for every agent that continues the session; None for the configured one."""
     cleared: Count = 0
-    """Turns before this one are no part of the conversation any more; their receipts stay."""
+    """Number of turns at the start that are no longer part of the conversation; their receipts stay."""
     parent: str | None = None
-    """The session that this one was forked from."""
+    """Id of the session from which this one was forked; None if it was not forked."""
     turns: tuple[SessionTurn, ...] = ()
     losses: tuple[str, ...] = ()
-    """Parts that could not be carried over, each once."""
+    """Kinds of content that could not be converted, each once."""
 
     @property
     def first_words(self) -> str | None:

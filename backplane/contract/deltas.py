@@ -1,4 +1,4 @@
-"""Follows the pieces of an answer until the whole message repeats them or takes them back. Pure."""
+"""Finds out whether the pieces of an answer must be taken back, because its whole message differs. Pure."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Final
 from backplane.contract.events import AgentEvent, AssistantDelta, AssistantMessage, Carried, Warned, carry
 
 CHARS_MAX: Final = 4 * 1024 * 1024
-"""Characters of an answer that are compared with its message: as many as a line of 16 MiB holds at four bytes each.
-Of a longer one the rest is compared by its number alone."""
+"""Number of characters of an answer that are compared with its message: a line of 16 MiB holds as many of four bytes.
+Of a longer answer, only the length of the rest is compared."""
 
 BROKEN: Final = "broken_stream"
 OTHER: Final = "other_words"
-"""Why pieces are taken back: another answer takes the place of one that broke; or the whole differs from its pieces."""
+"""Why pieces are taken back: their stream broke (`BROKEN`), or the whole message differs from them (`OTHER`)."""
 
 _WORDS: Final = {BROKEN: "the stream broke", OTHER: "the whole message has other words than its pieces"}
 
 
 class Deltas:
-    """The pieces since the last message, or since pieces were taken back."""
+    """Keeps the pieces since the last message, or since pieces were taken back."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
@@ -38,7 +38,7 @@ class Deltas:
         return 0
 
     def _are(self, text: str) -> bool:
-        """Return whether the message repeats the pieces; then they are settled."""
+        """Return whether the message repeats the pieces; if so, remove the pieces."""
         if self._chars and not (self._chars == len(text) and text.startswith("".join(self._pieces))):
             return False
         self._clear()
@@ -50,7 +50,7 @@ class Deltas:
 
 
 def take_back(reason: str, chars: int, *, ts: str) -> AgentEvent:
-    """Build the event that takes back all pieces since the last message, `chars` characters."""
+    """Return the event that takes back all pieces since the last message, which have `chars` characters."""
     words = f"{_WORDS[reason]}: {chars} characters of the answer are taken back"
     return carry("retry", {"reason": reason, "taken_back": chars}, ts=ts, message=words)
 

@@ -1,7 +1,6 @@
-"""The messages of the line, one struct for each `t`.
+"""Defines the messages of the protocol, one struct for each value of `t`.
 
-What is free-form or somebody else's to check stays plain JSON here; who may say what and
-when is `protocol`'s affair.
+Members that other code checks stay plain JSON. `protocol` decides which side may send a message, and when.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ class Hello(_Envelope, frozen=True, kw_only=True, gc=False, tag="hello"):
     mode: Literal["passthrough", "mapped"] = "mapped"
     extensions: tuple[str, ...] = ()
     backends: tuple[dict[str, Any], ...] | msgspec.UnsetType = msgspec.UNSET
-    """Only from a host that is itself a control plane: `{id, ready, capabilities}` each."""
+    """Backends of a host that is itself a control plane, each `{id, ready, capabilities}`; unset for any other host."""
     heeds: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Settings of an order that the host heeds, of `work.OF_HOST`; absent where it does not say."""
+    """Names in `work.OF_HOST` of the settings that the host heeds; unset if it does not report them."""
     instruction_files: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Names of the project's files whose text the agent reads itself as its instructions, such as `AGENTS.md`."""
+    """Names of the project's files that the agent itself reads as instructions, such as `AGENTS.md`."""
 
 
 class RunMessage(_Envelope, frozen=True, kw_only=True, gc=False, tag="run"):
     id: str
-    """The run's id on this line; every answer repeats it as `ref_id`."""
+    """Id of the run on this connection; every answer repeats it as `ref_id`."""
     work_order: WorkOrder
     extensions: tuple[str, ...] = ()
 
@@ -51,7 +50,7 @@ class EventMessage(_Envelope, frozen=True, kw_only=True, gc=False, tag="event"):
 class Final(_Envelope, frozen=True, kw_only=True, gc=False, tag="final"):
     ref_id: str
     trace: Literal["as_streamed"] | msgspec.UnsetType = msgspec.UNSET
-    """Present when the receipt's trace was left empty because it would not fit the line."""
+    """Set if the receipt's trace is empty because the message would not fit into one line."""
     receipt: Json
 
 
@@ -70,14 +69,14 @@ class Cancel(_Envelope, frozen=True, kw_only=True, gc=False, tag="cancel"):
 
 
 class Input(_Envelope, frozen=True, kw_only=True, gc=False, tag="input"):
-    """More words of the user, for an agent at work."""
+    """A further message of the user to a working agent."""
 
     ref_id: str
     text: str
 
 
 class Interrupt(_Envelope, frozen=True, kw_only=True, gc=False, tag="interrupt"):
-    """Stop the agent's turn; what it did and its conversation stay."""
+    """A request to stop the agent's turn; its work and its conversation are kept."""
 
     ref_id: str
 
@@ -86,7 +85,7 @@ class Ping(_Envelope, frozen=True, kw_only=True, gc=False, tag="ping"):
     seq: Annotated[int, msgspec.Meta(ge=0)]
 
     def __post_init__(self) -> None:
-        if self.seq > INT_MAX:  # In a pong it would be a float.
+        if self.seq > INT_MAX:  # A larger number would be a float in the pong.
             raise ValueError("`seq` does not fit 64 bits")
 
 
@@ -95,7 +94,7 @@ class Pong(_Envelope, frozen=True, kw_only=True, gc=False, tag="pong"):
 
 
 ASK_ID_CHARS_MAX: typing.Final = 8192
-"""Longest id of an ask: it comes back in the answer, which must fit a line; ids of agents have some 40."""
+"""Maximum length of an ask's id, because the answer repeats it in one line; ids of agents have some 40 characters."""
 
 AskKind = Literal["tool", "patch", "input", "result"]
 ASK_MEMBERS: typing.Final[dict[str, tuple[str, ...]]] = {
@@ -104,15 +103,15 @@ ASK_MEMBERS: typing.Final[dict[str, tuple[str, ...]]] = {
     "input": ("question",),
     "result": ("name",),
 }
-"""Members without which no rule can decide an ask."""
+"""Kind of an ask → members that it must have, because rules need them."""
 
 
 class Ask(_Envelope, frozen=True, kw_only=True, gc=False, tag="ask"):
-    """A host asks before it acts. Which of the optional members are there depends on `kind`."""
+    """A question that a host asks before it acts; `kind` decides which of the optional members it has."""
 
     ref_id: str
     id: Annotated[str, msgspec.Meta(max_length=ASK_ID_CHARS_MAX)]
-    """New for each ask of a run."""
+    """Different for each ask of a run."""
     kind: AskKind
     deadline_ms: int | msgspec.UnsetType = msgspec.UNSET
     default: Literal["allow", "deny"] = "deny"

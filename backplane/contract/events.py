@@ -1,7 +1,7 @@
-"""The ten events of the wire, and the types that ride on them in `ext`.
+"""Defines the ten events of the wire, and further types, which are sent as a member of `ext` in one of the ten.
 
-A reader that knows only the ten sees a readable line; a reader of ours sees what it means.
-Events are immutable and shared between consumers; none of them holds a reference cycle.
+A program that knows only the ten shows a further type as a readable line. Events are immutable and shared between
+consumers; none contains a reference cycle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ExitCode = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 class _EventBase(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type"):
     ts: str
-    """RFC 3339, UTC, print form of `canonical.timestamp`."""
+    """Time of the event in the form of `canonical.timestamp` (RFC 3339, UTC)."""
     ext: Ext = UNSET
 
 
@@ -42,19 +42,19 @@ class RunCompleted(_EventBase, frozen=True, kw_only=True, gc=False, tag="run_com
 
 
 class Warned(_EventBase, frozen=True, kw_only=True, gc=False, tag="warning"):
-    """The event `warning`; events that only ride on it have classes of their own, see `CARRIED`."""
+    """The event `warning`; the types in `CARRIED` are sent as this event, but have classes of their own."""
 
     message: str
 
 
 class AssistantDelta(_EventBase, frozen=True, kw_only=True, gc=False, tag="assistant_delta"):
-    """A piece of the agent's message, which `AssistantMessage` repeats whole."""
+    """A piece of the agent's message; `AssistantMessage` repeats the whole message."""
 
     text: str
 
 
 class AssistantMessage(_EventBase, frozen=True, kw_only=True, gc=False, tag="assistant_message"):
-    """A message of the agent, whole."""
+    """A whole message of the agent."""
 
     text: str
 
@@ -166,7 +166,7 @@ class Reasoning(AssistantDelta, frozen=True, kw_only=True, gc=False, tag="assist
 
 
 class Carried(_EventBase, frozen=True, kw_only=True, gc=False, tag="warning"):
-    """A `warning` with a meaning of its own inside `ext`; `body` is that member."""
+    """A `warning` whose member in `ext` has a meaning of its own; `body` is that member."""
 
     message: str
 
@@ -183,11 +183,11 @@ _OfTheWire = (
 if TYPE_CHECKING:
     AgentEvent = _OfTheWire | Carried
 else:
-    AgentEvent = _OfTheWire  # What a decoder of lines can tell apart; `carried` finds the rest.
+    AgentEvent = _OfTheWire  # The types that a decoder can tell apart; `carried` finds the others.
 
 
 class Approval(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
-    """A host asks before it acts; `body` has every member of the wire's `ask`."""
+    """A question that a host asks before it acts; `body` has every member of the message `ask`."""
 
     @property
     def kind(self) -> str:
@@ -215,19 +215,19 @@ class Approval(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
         return self.body.get("question")
 
     def allow(self, *, remember: Remember = "once") -> Decision:
-        """Make the answer yes."""
+        """Return the answer yes."""
         return Decision("allow", remember=remember)
 
     def deny(self, reason: str = "", *, remember: Remember = "once") -> Decision:
-        """Make the answer no; the agent reads the reason."""
+        """Return the answer no; the agent reads the reason."""
         return Decision("deny", reason, remember=remember)
 
     def modify(self, input: Json, reason: str = "") -> Decision:
-        """Make the answer yes, with another input of the tool."""
+        """Return the answer yes, with another input for the tool."""
         return Decision("modify", reason, input)
 
     def answer(self, text: str) -> Decision:
-        """Answer a question with this text.
+        """Return this text as the answer to a question.
 
         Raises:
             ConfigError: `config_invalid`, the approval is not of the kind `input`.
@@ -251,11 +251,11 @@ class SessionNamed(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
 
 
 class TurnEnded(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
-    """One turn of the model is over; `body["stop_reason"]` says why."""
+    """One turn of the model has ended; `body["stop_reason"]` says why."""
 
 
 class TaskReported(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
-    """A background task began, moved or ended."""
+    """A background task began, made progress or ended."""
 
 
 class RetryReported(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
@@ -263,7 +263,7 @@ class RetryReported(Carried, frozen=True, kw_only=True, gc=False, tag="warning")
 
 
 class LossReported(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
-    """Something a translation could not carry."""
+    """Something that a translation lost or changed."""
 
 
 class OutputReported(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
@@ -271,11 +271,11 @@ class OutputReported(Carried, frozen=True, kw_only=True, gc=False, tag="warning"
 
 
 class CheckpointReported(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
-    """The control plane kept the workspace's state, went back to one, or could not: `body["what"]`."""
+    """The control plane made a checkpoint of the workspace, restored one, or failed to; `body["what"]` says which."""
 
 
 class Unread(Carried, frozen=True, kw_only=True, gc=False, tag="warning"):
-    """An event this version cannot read, kept as it came."""
+    """An event that this version cannot read, unchanged."""
 
 
 CARRIED: Final[dict[str, type[Any]]] = {
@@ -293,7 +293,7 @@ CARRIED: Final[dict[str, type[Any]]] = {
     "raw_event": Unread,
     "raw_envelope": Unread,
 }
-"""Member of `ext` → the type that the Python API gives for it. One row a meaning."""
+"""Member of `ext` → type of the event in the Python API."""
 
 _NAMES: Final[dict[type[Any], str]] = {kind: name for name, kind in reversed(CARRIED.items())}
 
@@ -304,7 +304,7 @@ def _body(event: _EventBase, name: str) -> dict[str, Any]:
 
 
 def carried(event: AgentEvent) -> AgentEvent:
-    """Give an event that rides in `ext` its own type; any other comes back as it is."""
+    """Return an event as the type that its member in `ext` means; return any other event unchanged."""
     ext = event.ext
     if not isinstance(ext, dict):
         return event
@@ -317,12 +317,12 @@ def carried(event: AgentEvent) -> AgentEvent:
 
 
 def is_passed_through(event: AgentEvent) -> bool:
-    """Tell whether an event carries the vendor's own message."""
+    """Return True if an event contains the vendor's own message."""
     return isinstance(event.ext, dict) and "raw_message" in event.ext
 
 
 def carry(name: str, body: Json, *, ts: str, message: str) -> Warned:
-    """Build the warning that carries `body` in `ext[name]`; `message` is one readable line."""
+    """Return the warning with `body` in `ext[name]`; `message` is one readable line."""
     return Warned(ts=ts, message=message, ext={name: body})
 
 
@@ -330,13 +330,13 @@ _MEMBERS: Final = {kind: {"type", *kind.__struct_fields__} for kind in EVENT_TYP
 
 
 def read_event(value: Json, *, now: Callable[[], str]) -> AgentEvent:
-    """Read one event from plain JSON, leniently: what the contract does not know is kept in `ext`.
+    """Read one event from plain JSON; whatever the contract does not know is kept in `ext`.
 
-    An unknown type or a wrong shape becomes a warning with `ext.raw_event`; an unknown member
-    moves to `ext.unknown`; an unknown error code to `ext.error_code`.
+    An event of an unknown type or with a wrong shape becomes a warning with `ext.raw_event`. An unknown member moves to
+    `ext.unknown`, an unknown error code to `ext.error_code`.
 
     Args:
-        now: gives the time of a warning that replaces an unreadable event.
+        now: returns the time of a warning that replaces an unreadable event.
     """
     name = value.get("type") if isinstance(value, dict) else None
     if not isinstance(name, str):
@@ -347,7 +347,7 @@ def read_event(value: Json, *, now: Callable[[], str]) -> AgentEvent:
     try:
         event = msgspec.convert(value, kind)
         known = _MEMBERS[kind]
-        # The usual case, in a fifth of the time: every member is already in its place and form.
+        # A faster way for the usual event, which is already normal; it takes a fifth of the time.
         if (
             kind is not Failed
             and (event.ext is UNSET or event.ext)
@@ -373,10 +373,10 @@ def read_event(value: Json, *, now: Callable[[], str]) -> AgentEvent:
 
 
 def moved(ext: Ext, name: str, members: dict[str, Json], *, beside: str) -> dict[str, Json]:
-    """Put members that have no place of their own under `ext[name]`; what stood there is kept among them.
+    """Return `ext` with unknown members under `ext[name]`; an earlier value of `ext[name]` is kept below it.
 
     Args:
-        beside: a name that cannot be one of the members, for what stood there: `{beside: {name: …}}`.
+        beside: a name that no member has, for the earlier value: `{beside: {name: …}}`.
     """
     kept = ext if isinstance(ext, dict) else {}
     if name in kept:
@@ -385,10 +385,10 @@ def moved(ext: Ext, name: str, members: dict[str, Json], *, beside: str) -> dict
 
 
 def normal(event: AgentEvent) -> AgentEvent:
-    """An event as every typed peer prints it: its time in the contract's form, no `ext` or code that says null.
+    """Return an event as typed peers write it: its time in the contract's form, no `ext` or error code that is null.
 
     Raises:
-        ValueError: its time is none.
+        ValueError: its time is invalid.
     """
     changes: dict[str, Any] = {}
     if event.ext is None:

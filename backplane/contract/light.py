@@ -1,17 +1,17 @@
-"""Makes the start of our own programs shorter; they import it first.
+"""Shortens the start of our own programs, which import this module first.
 
-msgspec is loaded without `typing_extensions`: from Python 3.11 on that does nothing for it but take a third of the
-time; who needs the module afterwards gets it. And garbage is looked for a hundredth as often: nearly all of what a
-start makes stays, and looking at it again and again took a tenth of the time.
+It imports msgspec without `typing_extensions`, which msgspec does not need from Python 3.11 on and which takes a third
+of its import time; other modules can still import it. It also makes garbage collection a hundred times rarer: nearly
+all objects made during the start stay, and scanning them took a tenth of the time.
 """
 
 import gc
 import sys
 
-gc.set_threshold(70_000)  # Values that may hold others.
+gc.set_threshold(70_000)  # Number of new container objects that starts a collection.
 
 if "typing_extensions" not in sys.modules:
-    # msgspec takes what it needs from `typing` then, as where the other is not installed.
+    # msgspec then imports from `typing` instead, as if `typing_extensions` were not installed.
     sys.modules["typing_extensions"] = None  # type: ignore[assignment]
     try:
         import msgspec  # noqa: F401
@@ -19,4 +19,4 @@ if "typing_extensions" not in sys.modules:
         del sys.modules["typing_extensions"]
 
 OPTIONAL_OF_HTTPX = ("httpx._main", "trio")
-"""Modules that httpx loads if they are installed: its command, and another loop than ours. A third of its import."""
+"""Modules that httpx imports if they are installed, and that we do not use; they take a third of its import time."""

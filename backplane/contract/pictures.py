@@ -1,4 +1,4 @@
-"""Pictures that go with a task: which are taken, by what they are and not by what they are called."""
+"""Checks the pictures of a task, whose type is found from their bytes, not from a name."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from backplane.contract.conversation import Image
 from backplane.errors import ConfigError
 
 IMAGE_BYTES_MAX: Final = 5 * 1024 * 1024
-"""Bytes of one picture, before Base64: models' services take no larger one."""
+"""Maximum size of one picture before Base64; services of models refuse larger ones."""
 IMAGES_BYTES_MAX: Final = 9 * 1024 * 1024
-"""Bytes of all pictures of one order: in Base64, they fit with the order into one line of the protocol, 16 MiB."""
+"""Maximum size of all pictures of one order before Base64, so that the order fits into a line of 16 MiB."""
 
 _BEGINNINGS: Final = {
     b"\x89PNG\r\n\x1a\n": "image/png",
@@ -27,20 +27,20 @@ _TAKEN: Final = "PNG, JPEG, GIF and WebP are taken"
 
 
 def media_type_of(data: bytes) -> str | None:
-    """Return what a picture is by its first bytes; None where it is none that is taken."""
+    """Return the media type of a picture, found from its first bytes; None if it is not an accepted type."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
     return next((kind for beginning, kind in _BEGINNINGS.items() if data.startswith(beginning)), None)
 
 
 def image_from(data: bytes, name: str = "the picture") -> Image:
-    """Make a picture of a file's bytes.
+    """Return the picture with a file's bytes.
 
     Args:
-        name: what errors call it.
+        name: name of the picture for errors.
 
     Raises:
-        ConfigError: `config_invalid`, it is none that is taken, or over `IMAGE_BYTES_MAX`.
+        ConfigError: `config_invalid`, the type is not accepted, or the picture is larger than `IMAGE_BYTES_MAX`.
     """
     kind = media_type_of(data)
     if kind is None:
@@ -51,10 +51,10 @@ def image_from(data: bytes, name: str = "the picture") -> Image:
 
 
 def checked(images: Iterable[Image]) -> tuple[Image, ...]:
-    """Return pictures whose types are what their bytes say; one by address stays as it is.
+    """Return the pictures with their media types, found from their bytes; a picture with a URL is not changed.
 
     Raises:
-        ConfigError: `config_invalid`, one cannot be taken, is of another type than it says, or they are too large.
+        ConfigError: `config_invalid`, a picture is not accepted or has the wrong type, or all are too large together.
     """
     made, size = list[Image](), 0
     for number, image in enumerate(images, 1):

@@ -18,7 +18,7 @@ from backplane.contract.unknown import explain
 from backplane.contract.version import CONTRACT_VERSION as CONTRACT_VERSION
 
 NAMES_MAX: Final = 1000
-"""Paths or members that a receipt lists; of more there are counts."""
+"""Maximum number of paths or members in one list of a receipt; further ones are only counted."""
 
 Counter = Annotated[int, msgspec.Meta(ge=0)]
 """An unsigned 64-bit number; the upper bound is checked where the struct is made."""
@@ -83,7 +83,7 @@ class Artifact(msgspec.Struct, frozen=True):
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
     harness_ok: bool
-    """Hello, trace, diff and clean-up were all seen through by the control plane."""
+    """True if the control plane completed the hello, the trace, the diff and the clean-up."""
     git_diff: str | None = None
     git_status: str | None = None
 
@@ -98,9 +98,9 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
     denied: int = 0
     """Calls of tools and patches that a policy, a hook or an answer refused."""
     false_claims: int = 0
-    """Claims of the host that were seen to be false."""
+    """Claims of the host that proved to be false."""
     violations: int = 0
-    """Things that were done although a rule forbids them."""
+    """Calls and changes that were made although a rule forbids them."""
     errors: int = 0
     """Errors that the host reported itself."""
 
@@ -126,7 +126,7 @@ def findings_of(added: Mapping[str, Json]) -> RunFindings:
 
 
 REASONS_MAX: Final = 5
-"""Most reasons in one text; the receipt has them all."""
+"""Maximum number of reasons in one text; the receipt has all."""
 
 
 def reasons_of(rows: Json) -> list[str]:
@@ -158,7 +158,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         meta: Ids, times and duration.
         backend: Name and versions of the backend.
         capabilities: What the host said that it can do.
-        usage_raw: Usage as the host reported it; `backplane` in it is our own part.
+        usage_raw: Usage as the host reported it; its member `backplane` is the control plane's own part.
         usage: Tokens and cost; None is unknown.
         trace: All events in order. A stored receipt reads them from its journal on demand; `run.receipt` has them as a
             list, unless they are longer than 4 MiB.
@@ -203,10 +203,10 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_receipt(value: Json) -> Receipt:
-    """Read a receipt from plain JSON values as every typed peer does: unknown members dropped, times printed anew.
+    """Read a receipt from plain JSON as typed peers do: drop unknown members, and convert times to the contract's form.
 
     Raises:
-        ValueError: with what is wrong; mostly a `msgspec.ValidationError` with its path.
+        ValueError: a value is wrong; mostly a `msgspec.ValidationError` with the value's path.
     """
     try:
         receipt = msgspec.convert(value, Receipt)
@@ -223,7 +223,7 @@ def read_receipt(value: Json) -> Receipt:
 
 
 def receipt_hash(receipt: Receipt) -> str:
-    """SHA-256 of the canonical receipt with a null in place of its hash, as lower-case hex."""
+    """Return the SHA-256 of the canonical receipt with null in place of its hash, in lower-case hex."""
     bare = msgspec.structs.replace(receipt, receipt_sha256=None, trace=list(receipt.trace))
     return canonical.sha256_hex(canonical.encode(bare))
 
@@ -231,8 +231,8 @@ def receipt_hash(receipt: Receipt) -> str:
 def verify_bytes(data: bytes) -> str | None:
     """Check the hash inside a receipt file; return None if it is right, else the fault.
 
-    A number with more digits than a float holds is read exactly first, then as the public
-    implementation's parser reads it, because it hashes before it writes.
+    If a number has more digits than a float holds, the file is read a second time as the public implementation reads
+    it, which makes the hash before it writes the number.
 
     Raises:
         msgspec.DecodeError, msgspec.ValidationError: not a receipt.

@@ -34,7 +34,7 @@ UNHEARD: Final = "unheard"
 """The setting below `config.vendor.abp` that holds an order's unknown members, pointer → value."""
 
 _HINT_LIKENESS_MIN: Final = 0.6
-"""Minimum likeness for a hint; difflib's own default. At 0.5 `fast` is `cost` and `--nosuch` is `--schema`."""
+"""Minimum likeness for a hint; difflib's default. At 0.5, the hint for `fast` is `cost`."""
 
 _MISSPELT_LIKENESS_MIN: Final = 0.75
 """Minimum likeness for a refusal: one letter of four differs. A name less alike may be one of another version."""
@@ -112,7 +112,7 @@ def keep_unknown(value: Json, *, lenient: bool = False) -> Json:
     members = {one.pointer: member for one, member in found.items()}
     own = vendor.get("abp", {})
     if isinstance(own, dict):
-        before = own.get(UNHEARD)  # A control plane above has kept these.
+        before = own.get(UNHEARD)  # Another control plane has kept these and passed the order on.
         members = {**before, **members} if isinstance(before, dict) else members
         vendor = {**vendor, "abp": {**own, UNHEARD: members}}
     else:
@@ -225,7 +225,7 @@ def wrong_settings(vendor: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def unknown_pointers(vendor: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the JSON pointer of every member of an order without effect, as its receipt lists them."""
+    """Yield the JSON pointers of the unknown members of an order, which have no effect, for its receipt."""
     members = settings_of(vendor).get(UNHEARD)
     yield from members if isinstance(members, dict) else ()
     yield from (one.pointer for one in unknown_settings(vendor))
@@ -255,7 +255,7 @@ def _pointer(start: str, *names: str) -> str:
 
 
 def nearest_name(name: str, names: Collection[str], *, likeness_min: float = _HINT_LIKENESS_MIN) -> str | None:
-    """Return the most similar name, the first of several, without regard to case and dashes; None without one."""
+    """Return the most similar name, the first of several, ignoring case and dashes; None if none is similar."""
     import difflib  # It takes two milliseconds to load, and only mistakes need it.
 
     spelt = {_bare(known): known for known in reversed(tuple(names))}
@@ -264,7 +264,7 @@ def nearest_name(name: str, names: Collection[str], *, likeness_min: float = _HI
 
 
 def misspelt(name: str, names: Sequence[str]) -> str | None:
-    """Return the known name of which this is a misspelling: one letter of four may differ; None without one."""
+    """Return the known name of which this is a misspelling: one letter of four may differ; None if there is none."""
     return nearest_name(name, names, likeness_min=_MISSPELT_LIKENESS_MIN)
 
 
@@ -330,7 +330,7 @@ def _types_at(shape: Any, path: str) -> list[Any]:
 
 
 def _plain(kind: Any) -> list[Any]:
-    """Return the member types of a union; any other type alone."""
+    """Return the member types of a union; for any other type, the type alone."""
     return [one for member in kind.types for one in _plain(member)] if hasattr(kind, "types") else [kind]
 
 

@@ -1,4 +1,4 @@
-"""The work order: what a caller asks for, with its policy and its workspace.
+"""Defines the work order: the task of a caller, with its policy and its workspace.
 
 Callers must give only `task`; a host always gets every member.
 """
@@ -89,10 +89,10 @@ class RuntimeConfig(msgspec.Struct, frozen=True):
 
 
 REPLAY: Final = "replay:"
-"""Before the run in the name of a backend that replays a stored one."""
+"""Prefix of the name of a backend that replays a stored run: `replay:RUN`."""
 
 TAGS_MAX: Final = 32
-"""Tags of one order: more would be no help to find it."""
+"""Maximum number of tags of one order."""
 _TAG: Final = msgspec.Meta(min_length=1, max_length=200)
 
 SETTINGS: Final[Mapping[str, Any]] = {
@@ -127,9 +127,9 @@ SETTINGS: Final[Mapping[str, Any]] = {
     "unheard": dict[str, Any],
     "wait_for_limit_s": Annotated[int, msgspec.Meta(ge=0, le=31_536_000)],
 }
-"""Our settings under `config.vendor.abp`, each with its shape; null is the same as unset.
+"""Our settings under `config.vendor.abp`, each with its type; null is the same as unset.
 
-`Any` where whoever reads it says more of what is wrong with it.
+The type is `Any` if the code that reads the setting gives a better error.
 """
 
 
@@ -141,7 +141,7 @@ def settings_of(vendor: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def tags_of(vendor: Mapping[str, Json]) -> tuple[str, ...]:
-    """Return the tags of an order that was taken; nothing where it has none."""
+    """Return the tags of an accepted order; empty if it has none."""
     rows = settings_of(vendor).get("tags")
     return tuple(row for row in rows if isinstance(row, str)) if isinstance(rows, list | tuple) else ()
 
@@ -169,17 +169,17 @@ OF_HOST: Final = {
     "project_instructions": "config.vendor.abp.project_instructions",
     "wait_for_limit_s": "config.vendor.abp.wait_for_limit_s",
 }
-"""Settings that have an effect only where the host heeds them, as its hello lists them, and where each stands."""
+"""Name of a setting that has an effect only if the host lists it in `heeds` of its hello → its place in the order."""
 
 OF_QUEUE: Final = ("on_lost_worker", "secrets")
-"""Settings that a queue heeds, and takes out before the run."""
+"""Settings that only a queue heeds; it removes them before the run."""
 
 WITHOUT_ROUTER: Final = ("type", "priority")
 """Members of `route` that have an effect although a backend is named: for estimates, and in a queue."""
 
 _OF_MODEL: Final = ("history", "system", "sampling", "project_instructions")
 OF_AGENT: Final = tuple(name for name in OF_HOST if name not in _OF_MODEL)
-"""Settings that the host of an agent with conversations of its own heeds; the agent knows what was said before."""
+"""Settings that the host of an agent with its own conversations heeds: those of `OF_HOST` except `_OF_MODEL`."""
 
 
 class WorkOrder(msgspec.Struct, frozen=True):
@@ -212,7 +212,7 @@ class WorkOrder(msgspec.Struct, frozen=True):
         print_anew(self, "id", uuid_text)
 
     def of_host(self) -> tuple[str, ...]:
-        """The settings of `OF_HOST` that this order has; an empty one asks for nothing."""
+        """Return the names in `OF_HOST` of the settings that this order has; an empty value counts as unset."""
         config, context = self.config, self.context
         asked = {
             "model": config.model is not None,
@@ -229,11 +229,11 @@ class WorkOrder(msgspec.Struct, frozen=True):
         return tuple(name for name, is_asked in asked.items() if is_asked)
 
     def abp(self, name: str, default: Json = None) -> Json:
-        """One of our own settings under `config.vendor.abp`, nested or as the flat key `abp.NAME`."""
+        """Return one of our settings under `config.vendor.abp`, nested or as the flat key `abp.NAME`."""
         return settings_of(self.config.vendor).get(name, default)
 
     def without_abp(self, name: str) -> WorkOrder:
-        """Return this order without one of these settings; itself where it has none such."""
+        """Return this order without one of our settings; the same order if it does not have the setting."""
         vendor = {key: kept for key, kept in self.config.vendor.items() if key != f"abp.{name}"}
         if isinstance(nested := vendor.get("abp"), dict):
             vendor["abp"] = {key: kept for key, kept in nested.items() if key != name}
@@ -244,11 +244,11 @@ class WorkOrder(msgspec.Struct, frozen=True):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Words that the run is found again by, as `KEY=VALUE` or alone."""
+        """Words by which the run can be found, as `KEY=VALUE` or alone."""
         return tags_of(self.config.vendor)
 
     def with_abp(self, name: str, value: Json) -> WorkOrder:
-        """Return this order with one of these settings, in place of what stands there under either spelling."""
+        """Return this order with one of our settings, which replaces an earlier value, nested or flat."""
         vendor = self.without_abp(name).config.vendor
         nested = vendor.get("abp")
         own = {**(nested if isinstance(nested, dict) else {}), name: value}
