@@ -1,6 +1,6 @@
-"""A whole agent as a model: a request becomes an order in a configured folder, and its events are the answer.
+"""A whole agent as a model: a request becomes a run in a configured folder, and the run's events become the answer.
 
-The agent works in a copy. The answer ends with the command that applies its patch.
+The agent works in a copy of the folder. If it made a patch, the answer ends with the command that applies it.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from backplane.runtime.run import Run
 from backplane.upstream.cost import MICROS
 
 PREFIX: Final = "agent/"
-"""Beginning of the names of models that are agents."""
+"""Prefix of an agent's name as a model."""
 NAME: Final = "agent"
-"""Dialect of the events, as losses name it."""
+"""Name of the events' dialect in losses."""
 TOOL_CHARS: Final = 200
-"""Characters of a call that are shown among the thinking."""
+"""Maximum length of a tool call as it is shown among the thinking."""
 
 
 def agent_targets(plane: ControlPlane, agents: Mapping[str, GatewayAgentSettings]) -> dict[str, AgentTarget]:
-    """Return the agents as models, by the models' names.
+    """Return the agents as targets, by their names as models.
 
     Raises:
-        ConfigError: `config_invalid`, an agent's folder is not there.
-        BackendError: `backend_not_found`, an agent's backend is not there.
+        ConfigError: `config_invalid`, an agent's folder does not exist.
+        BackendError: `backend_not_found`, an agent's backend does not exist.
     """
 
     def target(name: str, row: GatewayAgentSettings) -> AgentTarget:
@@ -82,11 +82,12 @@ class AgentExchange:
         self._plane, self._row, self._backend = plane, row, backend
 
     async def run(self, targets: Sequence[Answering], reply: ReplySink) -> None:
-        """Run the order, and send its events as an answer.
+        """Run the agent, and send its events as an answer.
 
         Raises:
-            TranslationError: the request has no words of a user, or something is lost and the gateway is strict.
-            BackplaneError: the run could not be started, or it failed and nothing of its answer was sent.
+            TranslationError: the request has no text of a user, continues a stored answer, or has parts that an agent
+                does not get while `gateway.losses` is `fail`.
+            BackplaneError: the run could not be started, or it failed before any of its answer was sent.
         """
         self.report.target = targets[0]
         if self.document.get("previous_response_id") is not None:
@@ -122,7 +123,7 @@ class AgentExchange:
             await reply.whole(200, head, data)
 
     def _note(self, run: Run) -> None:
-        """Keep tokens, cost and failure of the run for the record."""
+        """Copy the run's tokens, cost and failure into the report."""
         usage = run.stored.usage
         self.report.tokens = TokenCounts(
             input=usage.input_tokens, output=usage.output_tokens, cache_read=usage.cache_read_tokens,
@@ -134,10 +135,10 @@ class AgentExchange:
 
 
 def task_of(conversation: Conversation) -> str:
-    """Return the task that a conversation is: the last words of the user, with what was said before.
+    """Return a task for an agent: the user's last message, after the text of all messages before it.
 
     Raises:
-        TranslationError: `dialect_mapping_failed`, no user has said anything.
+        TranslationError: `dialect_mapping_failed`, no message of a user has text.
     """
     said = [(message.role, _text(message)) for message in conversation.messages]
     said = [(role, text) for role, text in said if text.strip()]
@@ -154,7 +155,7 @@ def _text(message: Message) -> str:
 
 
 def _lost(conversation: Conversation) -> list[Loss]:
-    """Name what of a request an agent does not get."""
+    """Return a loss for each tool, part and option of a request that an agent does not get."""
     found = [(tool.at, "tool", "an agent has tools of its own") for tool in conversation.tools]
     found += [
         (part.at, "part", "only words go to an agent")
@@ -170,14 +171,14 @@ def _lost(conversation: Conversation) -> list[Loss]:
 
 
 def _last_words(run: Run) -> str:
-    """Return the commands that say more: why a run is not complete, and how its patch is applied."""
+    """Return the commands to show after an answer: `why` if the run is not complete, `apply` if it has a patch."""
     outcome = run.stored.outcome
     why = "" if outcome == "complete" else f"\n\nThe run ended as {outcome}: backplane why {run.id}"
     return why + (f"\n\nbackplane apply {run.id}" if run.patch is not None else "")
 
 
 class _Answer:
-    """The answer in the client's dialect: words as text, thinking and calls as thinking."""
+    """Writes a run's events as an answer in the client's dialect; reasoning and tool calls become thinking."""
 
     def __init__(self, call: ClientCall, document: dict[str, Any], model: str, id: str, *, stream: bool) -> None:
         self._stream, self._front = stream, call.front
@@ -203,7 +204,12 @@ class _Answer:
         return b""
 
     def end(self, words: str, tokens: TokenCounts | None) -> bytes:
-        """Return the end of a stream, or the whole answer."""
+        """Return the last bytes of a stream, or the whole answer if it is not streamed.
+
+        Args:
+            words: text to add at the end; may be empty.
+            tokens: the run's counters; None is unknown.
+        """
         out = self._more("text", words) if words or not self.has_words else b""
         events: list[StreamEvent] = [PartStopped(self._index) if self._open else self._began]
         events += [UsageSeen(tokens)] if tokens is not None else []
@@ -213,12 +219,12 @@ class _Answer:
         return encode(dialect(self._front.dialect).response_from_ir(self._writer.sum.answer()).value)
 
     def fail(self, error: BackplaneError) -> bytes:
-        """Return the end of a stream whose run failed."""
+        """Return the last bytes of a stream whose run failed."""
         events: list[StreamEvent] = [PartStopped(self._index)] if self._open else []
         return self._write([*events, StreamFailed(error.message, error.code)]) + self._frames.end(has_failed=True)
 
     def _more(self, kind: str, text: str) -> bytes:
-        """Return a piece of the answer; another kind of piece begins another block."""
+        """Return the bytes for more text; a change between text and thinking begins a new block."""
         if not text:
             return b""
         self.has_words = self.has_words or kind == "text"

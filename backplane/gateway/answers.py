@@ -1,4 +1,4 @@
-"""Reads a service's answer: passed on as it is with its counters read, or translated piece by piece."""
+"""Readers of a service's answer: `Passing` hands its bytes on and reads the counters, `Translating` translates it."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _PASSED_HEADERS: Final = (
 _PASSED_PREFIXES: Final = ("anthropic-ratelimit-", "x-ratelimit-", "openai-ratelimit-")
 
 FAILED_END: Final = "response.failed"
-"""The end that clients of Responses wait for after a failure."""
+"""Type of the event that ends a failed stream of the Responses interface; its clients wait for it."""
 
 Headers = list[tuple[str, str]]
 
 
 def allowed(headers: Mapping[str, str]) -> Headers:
-    """Return the headers of a service's answer that a client gets."""
+    """Return those headers of a service's answer that a client gets, with names in lower case."""
     found = [(name.lower(), value) for name, value in headers.items()]
     return [(name, value) for name, value in found if name in _PASSED_HEADERS or name.startswith(_PASSED_PREFIXES)]
 
 
 def response_of(document: Any) -> dict[str, Any] | None:
-    """Return the answer of the interface Responses that a document or a last event is."""
+    """Return the response in a document or last event of the Responses interface; None if there is none."""
     if not isinstance(document, dict):
         return None
     if document.get("object") == "response":
@@ -46,10 +46,10 @@ def response_of(document: Any) -> dict[str, Any] | None:
 
 
 class Passing:
-    """Hands the bytes of an answer on, and reads its counters.
+    """Hands the bytes of an answer on unchanged, and reads its counters.
 
     Args:
-        hides_usage: leave out the counters that only we asked for.
+        hides_usage: leave the counters out of a stream, because the gateway asked for them and the client did not.
     """
 
     losses: tuple[Loss, ...] = ()
@@ -61,7 +61,7 @@ class Passing:
         self._is_kept = call.front is RESPONSES
         self._size = 0
         self.response: dict[str, Any] | None = None
-        """The whole answer, if the interface is Responses."""
+        """The whole answer, if the interface is Responses; None until it is complete."""
 
     @property
     def tokens(self) -> TokenCounts | None:
@@ -70,12 +70,12 @@ class Passing:
 
     @property
     def failure(self) -> StreamFailed | None:
-        """The failure that the stream reports."""
+        """The failure that the stream reports; None if there is none."""
         return self._meter.failure
 
     @property
     def has_content(self) -> bool:
-        """True once something of the answer itself has come; what we cannot read is for the client to judge."""
+        """True once a part of the answer itself has come; any byte counts if the answer cannot be read."""
         return self._meter.has_content or (self._size > 0 and not self._meter.is_readable)
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -109,13 +109,13 @@ class Passing:
 
 
 class Translating:
-    """Translates an answer; of `Passing` it has the methods and attributes.
+    """Translates an answer; it has the methods and attributes of `Passing`.
 
     Args:
-        document: the request.
-        stream: write pieces; else the whole answer at its end.
-        customs: tools whose calls are custom ones for the client.
-        id: id of the exchange, from which an answer gets its id if the service gives none.
+        document: the client's request.
+        stream: return pieces as they come; False returns the whole answer at its end.
+        customs: names of the custom tools that were sent as functions; their calls become custom calls again.
+        id: id of the exchange; an answer's id is made from it if the service gives none.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Translating:
         chunks = [chunk for document in self._framing.finish() for chunk in self._fed(document)]
         has_failed = self.failure is not None
         rest = self._translation.finish(done=self._framing.is_done)
-        # Behind a failure, an end would look like a whole answer; two interfaces have a failed end of their own.
+        # After a failure, a usual end would look like a whole answer; two interfaces have an end for a failed one.
         chunks += [chunk for chunk in rest if not has_failed or self._is_failed_end(chunk)]
         self._watch()
         total = self._translation.writer.sum
@@ -199,7 +199,7 @@ class Translating:
         return [self._frames.write(chunks)] if self._stream and chunks else []
 
     def _name(self, chunks: Sequence[Any]) -> None:
-        """Give an answer of Responses an id of its own: a foreign service's is none, or one that another client has."""
+        """Replace the id of a Responses answer: a service's own may be empty, or equal to one of another client."""
         if self._front is not RESPONSES:
             return
         for chunk in chunks:
@@ -213,20 +213,20 @@ COUNTERS: Final[Mapping[str, str]] = {
     "openai_responses": "/responses/input_tokens", "anthropic": "/messages/count_tokens",
     "gemini_ai_studio": "countTokens",
 }  # fmt: skip
-"""Protocol of a service → path or word of its counter of tokens."""
+"""Protocol of a service → path of its token counter, or the word after the colon (Gemini)."""
 
 _COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
     "openai_responses": ("model", "input", "instructions", "tools", "tool_choice", "reasoning", "text"),
     "anthropic": ("model", "messages", "system", "tools", "tool_choice", "thinking"),
 }
-"""Protocol → members that its counter takes; it refuses others."""
+"""Protocol → members that its token counter accepts; it refuses a request with any other."""
 
 COUNT_BYTES: Final = 4
-"""Bytes of a request for each token of an estimated count."""
+"""Bytes of a request that count as one token if the service cannot count them."""
 
 
 def counted_body(protocol: str, request: dict[str, Any], model: str) -> bytes:
-    """Return the body of a translated request for a service's counter."""
+    """Return the body that asks a service's token counter to count a translated request."""
     if protocol == "gemini_ai_studio":
         inner = {name: value for name, value in request.items() if name not in ("model", "stream")}
         return encode({"generateContentRequest": {"model": f"models/{model}", **inner}})
@@ -234,13 +234,13 @@ def counted_body(protocol: str, request: dict[str, Any], model: str) -> bytes:
 
 
 def count_of(document: Any) -> int | None:
-    """Return the number that a service has counted."""
+    """Return the number in a token counter's answer; None if it has none."""
     found = [document.get(name) for name in ("input_tokens", "totalTokens")] if isinstance(document, dict) else []
     return next((one for one in found if type(one) is int), None)
 
 
 def usage_of(body: bytes) -> TokenCounts | None:
-    """Return the counters of an answer with embeddings, or with a compacted conversation; None is unknown."""
+    """Return the counters of an answer with embeddings or a compacted conversation; None if it has none."""
     try:
         document = msgspec.json.decode(body)
     except framing.UNREADABLE:

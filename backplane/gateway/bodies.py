@@ -1,6 +1,6 @@
-"""Requests and answers as they passed the gateway, kept beside its record if the configuration says so.
+"""The bodies of requests and answers, in a file beside the gateway's record; kept if `gateway.bodies` is true.
 
-A line has the exchange's id, and both texts without known secrets. The files go with the record that they belong to.
+A line has an exchange's id, its request and its answer; known secrets are replaced. A file is deleted with its record.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from backplane.gateway.journal import SUFFIX
 from backplane.redact.secrets import Redactor
 
 BODY_BYTES_MAX: Final = 1024 * 1024
-"""Bytes kept of one request, and of one answer; an agent's requests have some 100 KB."""
+"""Bytes kept of each request and of each answer; an agent's requests have about 100 KB. The rest is cut off."""
 
 FILE_BYTES_MAX: Final = 128 * 1024 * 1024
-"""Bytes of a file, after which a second one begins in place of the one before."""
+"""Bytes of a file after which it is renamed, in place of an older one, and a new file begins."""
 
 ENDING: Final = ".bodies"
 OLDER: Final = ".bodies.older"
@@ -33,15 +33,15 @@ class ExchangeBodies(msgspec.Struct, frozen=True, kw_only=True):
     request: str
     answer: str
     request_bytes: int
-    """Size of the request; the text may be only its beginning."""
+    """Size of the whole request; `request` may be only its beginning."""
 
 
 class Bodies:
-    """The files of one start.
+    """Writes the bodies of one gateway's exchanges; files whose record was deleted are removed first.
 
     Args:
-        record: the file of the exchanges' lines.
-        secrets: values that are replaced.
+        record: the gateway's record; the bodies get its name with another ending.
+        secrets: values to replace in the texts.
     """
 
     def __init__(self, record: Path, secrets: Iterable[str]) -> None:
@@ -53,7 +53,7 @@ class Bodies:
                 path.unlink(missing_ok=True)
 
     def keep(self, id: str, request: bytes, answer: bytes) -> None:
-        """Append a line; a full disk loses it, as the exchange itself is in the record."""
+        """Append a line; on a full disk it is lost without an error, as the exchange itself is in the record."""
         asked, got = (self._redactor.part(data, 0, BODY_BYTES_MAX)[0] for data in (request, answer))
         line = ExchangeBodies(
             id=id, request=asked.decode("utf-8", "replace"), answer=got.decode("utf-8", "replace"),

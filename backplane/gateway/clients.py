@@ -1,4 +1,4 @@
-"""The gateway's clients: their keys, the models they may ask, their rates and their budgets."""
+"""The gateway's clients: their keys, the models that they may ask, their rates and their budgets."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from backplane.errors import BackendError, PolicyError
 from backplane.upstream.cost import MICROS
 
 OPEN_MAX: Final = 600
-"""Exchanges at once, of all clients; an open stream takes some 100 KB, and a whole answer may take some MB."""
+"""Exchanges of all clients at once; further ones get 429. An open stream takes about 100 KB, a whole answer some MB."""
 
 MINUTE_S: Final = 60.0
 RETRY_S: Final = 5
 """Seconds after which a client may try again when too many of its requests are open."""
 
 KEY_PREFIX: Final = "bpk-"
-"""Beginning of a key, so that people and scanners of secrets know it."""
+"""Prefix of each key, by which people and secret scanners recognise it."""
 
 ONLY: Final = "this start"
-"""Name of the client without a configuration, whose key is made at each start."""
+"""Name of the client that is not in the configuration; its key is made at each start."""
 
 
 def new_key() -> str:
@@ -36,12 +36,12 @@ def new_key() -> str:
 
 
 def digest(key: str) -> str:
-    """Return the hash under which a key is kept; a key is random, so one plain hash is enough."""
+    """Return the hash by which a key is stored; a key is random, so it needs no salt and no slow hash."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 class TooMany(BackendError):
-    """A client has reached one of its limits; `retry_after_s` says when it may try again."""
+    """Error for a client that has reached one of its limits; it may try again after `retry_after_s` seconds."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__("backend_rate_limited", message)
@@ -49,7 +49,7 @@ class TooMany(BackendError):
 
 
 class Client:
-    """One client: its limits, and what it has open."""
+    """One client: its limits, its open exchanges, and their starts in the last minute."""
 
     def __init__(self, name: str, settings: GatewayClientSettings) -> None:
         self.name, self._settings = name, settings
@@ -58,7 +58,7 @@ class Client:
 
     @property
     def budget(self) -> int | None:
-        """Budget of a month in millionths of a dollar; None is no limit."""
+        """Budget for a month, in millionths of a dollar; None is no limit."""
         found = self._settings.budget_usd
         return None if found is None else round(found * MICROS)
 
@@ -68,13 +68,14 @@ class Client:
 
     @contextmanager
     def place(self, *, is_free: bool) -> Iterator[None]:
-        """Take a place for one exchange.
+        """Count an exchange as open until the block ends.
 
         Args:
-            is_free: it costs nothing, so the rate does not count it: a client may count tokens 40 times at once.
+            is_free: True if it costs nothing; it does not count for the rate, as some clients send 40 requests at once
+                to count tokens.
 
         Raises:
-            TooMany: `backend_rate_limited`, too many are open, or too many began in this minute.
+            TooMany: `backend_rate_limited`, too many are open, or too many began in the last minute.
         """
         if self._open >= self._settings.exchanges_max:
             raise TooMany(f"{self._open} requests of this key are open, which is its limit", RETRY_S)
@@ -98,14 +99,14 @@ class Client:
         self._starts.append(now)
 
     def check_budget(self, used: int, at_most: int | None, model: str) -> int:
-        """Return the amount to reserve for an exchange: the most that it can cost, in millionths of a dollar.
+        """Return the amount to reserve for an exchange: its highest possible cost. Amounts are millionths of a dollar.
 
         Args:
-            used: amount of the budget that is used or reserved.
-            at_most: the highest cost; None is unknown.
+            used: the part of this month's budget that is used or reserved.
+            at_most: the exchange's highest possible cost; None is unknown.
 
         Raises:
-            PolicyError: `policy_denied`, it does not fit into the budget, or its cost is unknown.
+            PolicyError: `policy_denied`, the amount does not fit into the budget, or is unknown.
         """
         assert self.budget is not None, "only a client with a budget reserves"
         if at_most is None:
@@ -127,7 +128,7 @@ class Clients:
 
     Args:
         settings: clients by name.
-        only_key: the key of one more client, made for this start.
+        only_key: key of one more client, `ONLY`; None adds no client.
     """
 
     def __init__(self, settings: Mapping[str, GatewayClientSettings], only_key: str | None = None) -> None:
@@ -140,10 +141,10 @@ class Clients:
         """Return the client with a key.
 
         Raises:
-            BackplaneError: `backend_auth_failed`.
+            BackendError: `backend_auth_failed`, no client has this key, or none was sent.
         """
         given, found = digest(key or ""), None
-        for right, client in self._rows:  # All are compared, so that the time says nothing.
+        for right, client in self._rows:  # No early end: the time must not depend on the place.
             if hmac.compare_digest(given, right):
                 found = client
         if found is None:

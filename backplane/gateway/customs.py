@@ -1,7 +1,7 @@
-"""Tools that take a text, for services whose tools all take an object; and tools that stand among the input.
+"""Sends custom tools, which take a text, as functions, which take an object, to services that know only functions.
 
-Codex gives its newest models custom tools, in groups, in an item of the input. Here they become functions with one
-member `input`, and the model's calls of them become custom calls again.
+Codex declares custom tools for its newest models in groups, inside an item of the input. They become functions with one
+member, `input`, and the model's calls of them become custom calls again.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from backplane.dialects.limits import FREE_TEXT, as_function
 
 
 def lifted(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a Responses request with all its tools in `tools`: those among the input, and those in groups, one by one.
+    """Return a Responses request with all its tools in `tools`, also those in groups and those inside the input.
 
-    Two tools of one name in two groups keep the first; the other is not offered.
+    If several tools have the same name, the first is kept and the others are not offered.
     """
     given = document.get("input")
     items = given if isinstance(given, list) else []
@@ -61,7 +61,7 @@ def _tools(value: dict[str, Any]) -> list[Any]:
 
 
 def functions_only(conversation: Conversation) -> tuple[Conversation, frozenset[str]]:
-    """Return a conversation whose custom tools, calls and results are those of functions, and these tools' names."""
+    """Return a conversation with its custom tools, calls and results as functions, and the names of these tools."""
     names = frozenset(tool.name for tool in conversation.tools if tool.kind == "custom")
     if not names and not any(_is_custom(part) for message in conversation.messages for part in message.parts):
         return conversation, names
@@ -92,11 +92,11 @@ def _part(part: Part) -> Part:
 
 
 class CustomCalls:
-    """A reader of a stream whose calls of custom tools come as such, each whole when it has ended.
+    """Wraps a stream reader, and returns calls of custom tools as custom calls; each comes whole, at its end.
 
     Args:
-        reader: the reader of the service's dialect.
-        names: the custom tools of the request.
+        reader: the stream reader of the service's dialect.
+        names: names of the request's custom tools.
     """
 
     def __init__(self, reader: Any, names: frozenset[str]) -> None:
@@ -107,11 +107,11 @@ class CustomCalls:
         return getattr(self._reader, name)
 
     def read(self, chunk: Json) -> list[StreamEvent]:
-        """Read a chunk."""
+        """Return the events of a chunk."""
         return self._changed(self._reader.read(chunk))
 
     def finish(self, *, done: bool = False) -> list[StreamEvent]:
-        """Read the end."""
+        """Return the events at the stream's end."""
         return self._changed(self._reader.finish(done=done))
 
     def _changed(self, events: list[StreamEvent]) -> list[StreamEvent]:
@@ -146,7 +146,7 @@ class CustomCalls:
         return [PartStarted(event.index, made, event.choice), PartStopped(event.index, made, event.choice)]
 
     def _part(self, part: Part) -> Part:
-        """Return a call of a custom tool as a custom one; one whose arguments were cut stays as it is."""
+        """Return a call of a custom tool as a custom call; if its arguments are no object, it stays unchanged."""
         if not isinstance(part, ToolUse) or part.name not in self._names or not isinstance(part.input, dict):
             return part
         text = part.input.get(MEMBER)

@@ -1,6 +1,7 @@
-"""Connections of clients, for the gateway's fronts and for a run's key proxy: one loop, one set of limits.
+"""The loop that serves one connection, and its limits; the gateway's fronts and a run's key proxy use it.
 
-A door hands each request to a function, ends with its client, and reads the rest of what was refused.
+Each request goes to a function, which is cancelled if the client closes the connection. If a request is answered before
+its body has come, the rest is read within bounds.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from backplane.process.aio import beside
 from backplane.sandbox.http import HttpClient, Refused
 
 HEAD_S_MAX: Final = 10.0
-"""Seconds for a request's head, from its first byte."""
+"""Seconds from the first byte of a request to the end of its head; then it gets 408."""
 IDLE_S_MAX: Final = 300.0
-"""Seconds that a connection without a request is kept."""
+"""Seconds after which a connection without a request is closed."""
 BODY_S_MAX: Final = 30.0
-"""Seconds without a byte of a request's body."""
+"""Seconds without a byte of a request's body after which it gets 408."""
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes of a request, unpacked; one with several images in base64 has some 30 MB."""
+"""Bytes of an unpacked request; a larger one gets 413. One with several images in base64 has about 30 MB."""
 
 
 async def attend(
     end: socket.socket, answer: Callable[[HttpClient, h11.Request], Awaitable[None]], kind: str,
     failed: Callable[[Exception], None],
 ) -> None:  # fmt: skip
-    """Serve one connection, request by request; all its errors end here, so that the others go on.
+    """Serve the requests of one connection in order; no exception leaves, so that other connections go on.
 
     Args:
-        answer: answers a request; a `Refused` is sent as an error.
-        kind: type of the errors that this writes.
-        failed: notes an error that nobody foresaw.
+        answer: answers one request; if it raises `Refused`, an error is sent.
+        kind: value of `type` in such an error.
+        failed: called with an unexpected exception.
     """
     client = HttpClient(end)
     try:
@@ -60,7 +61,7 @@ async def attend(
 
 
 async def _next_request(client: HttpClient) -> h11.Request | None:
-    """Return the next request; None if none comes in time. Raises Refused: 400, 408, 431."""
+    """Return the next request; None if none comes within `IDLE_S_MAX` or the client is gone. Raises Refused."""
     if not client.http.trailing_data[0]:
         with anyio.move_on_after(IDLE_S_MAX) as idle:
             await anyio.wait_readable(client.end)
@@ -75,11 +76,11 @@ async def _next_request(client: HttpClient) -> h11.Request | None:
 
 
 async def while_connected(client: HttpClient, work: Callable[[], Awaitable[None]]) -> None:
-    """Do some work, and cancel it if the client closes its connection."""
+    """Call a function, and cancel it if the client closes its connection."""
 
     async def end_with_client() -> None:
         await client.wait_closed()
-        scope.cancel()  # Otherwise the model would go on.
+        scope.cancel()  # Otherwise the model would go on writing, and cost money.
 
     with anyio.CancelScope() as scope:
         async with beside(end_with_client):
@@ -87,7 +88,7 @@ async def while_connected(client: HttpClient, work: Callable[[], Awaitable[None]
 
 
 def headers_of(request: h11.Request) -> dict[str, str]:
-    """Return the headers by names in lower case. Raises Refused if two of them contradict each other."""
+    """Return the headers, by names in lower case. Raises Refused (400) if two of them contradict each other."""
     found: dict[str, str] = {}
     for name, value in request.headers:
         key = name.decode("ascii").lower()
@@ -125,7 +126,7 @@ async def read_body(client: HttpClient, headers: Mapping[str, str]) -> bytes:
 
 
 def _unpacked(body: bytes) -> bytes:
-    """Unpack a body, no further than its limit. Raises Refused."""
+    """Unpack a gzip or deflate body of at most `BODY_BYTES_MAX`. Raises Refused: 400, 413."""
     unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
     try:
         out = unpacker.decompress(body, BODY_BYTES_MAX + 1)

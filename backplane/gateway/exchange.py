@@ -1,7 +1,7 @@
 """One exchange: a client's request goes to a service, and its answer comes back in the client's dialect.
 
-If both speak the same dialect, bytes pass untouched but for the model's name and the counters that we ask for. Else
-the request is translated, and the answer piece by piece.
+If both speak the same dialect, the bytes pass unchanged, except for the model's name, the counters that the gateway
+asks for, and a conversation that the service does not know. Else request and answer are translated.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ MOVABLE: Final = frozenset(
     {"backend_unavailable", "backend_timeout", "backend_rate_limited", "backend_auth_failed",
      "backend_model_not_found", "stream_closed", "dialect_mapping_failed"}
 )  # fmt: skip
-"""Codes of failures after which the next service is asked; a refusal of the request itself would be repeated there."""
+"""Codes of failures after which the next service is asked. With any other, it would refuse the request, too."""
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes of an answer that is not streamed; images in base64 have some 30 MB."""
+"""Maximum bytes of an answer, streamed or not; a longer one fails. One with images in base64 has about 30 MB."""
 
 FOREIGN_MEMBERS: Final = ("api_base", "api_key", "base_url")
-"""Members that some gateways let a client name the service with; none is ever heeded here."""
+"""Members by which clients of some gateways name the service; a request with one of them is refused."""
 
 PASSED: Final[Mapping[str, tuple[str, ...]]] = {
     "/embeddings": ("openai_compatible", "openai_responses"),
@@ -58,24 +58,24 @@ PASSED: Final[Mapping[str, tuple[str, ...]]] = {
     "embedContent": ("gemini_ai_studio",),
     "batchEmbedContents": ("gemini_ai_studio",),
 }
-"""Path or word of a request that cannot be translated → protocols of the services that have it."""
+"""Path (or word after the colon) of a request that cannot be translated → protocols of services that answer it."""
 
 NO_COUNTER: Final = frozenset({404, 405, 501})
-"""Statuses of a service without a counter of tokens."""
+"""Statuses by which a service says that it cannot count tokens."""
 
 
 _WRAPPED: Final = "generateContentRequest"
-"""Member of a request to Gemini's counter that may hold the request to count."""
+"""Member of a request to Gemini's token counter that may contain the request to count."""
 
 
 class ReplySink(Protocol):
-    """The way back to the client."""
+    """Takes the answer for the client."""
 
     has_content: bool
     """True once a piece of the answer was sent."""
 
     def expect(self, headers: Headers) -> None:
-        """Name the head of a stream, which may be sent before the first piece."""
+        """Set the headers of a stream, so that a keep-alive can send them before the first piece."""
         ...
 
     async def begin(self, status: int, headers: Headers) -> None: ...
@@ -84,58 +84,61 @@ class ReplySink(Protocol):
 
 
 class ExchangeReport(msgspec.Struct, kw_only=True):
-    """The result of an exchange."""
+    """The result of an exchange; it is filled while the exchange goes on."""
 
     target: Answering | None = None
     cost: int | None = None
-    """Cost in millionths of a dollar, if it is known otherwise than by tokens."""
+    """Cost in millionths of a dollar, if an agent's run has measured it; None computes it from the tokens."""
     tried: tuple[str, ...] = ()
+    """Services that failed before the target, each with the code of its failure."""
     paid_attempts: int = 0
-    """Attempts before the last one that a service may bill, though their answers failed."""
+    """Failed attempts before the last one that their services may bill all the same."""
     tokens: TokenCounts | None = None
+    """Counters of the answer; None is unknown."""
     losses: tuple[Loss, ...] = ()
     failure: str | None = None
-    """Why the answer failed after its begin."""
+    """Message of a failure inside the answer; None if it has none."""
     was_asked: bool = False
     """True once a service may bill the exchange."""
 
 
 class Work(Protocol):
-    """A request that is being answered, by a service or by an agent."""
+    """A request that a service or an agent answers."""
 
     call: ClientCall
     stream: bool
     size: int
-    """Bytes of the request, with what it continues."""
+    """Bytes of the request and of the conversation that it continues."""
     longest: int | None
-    """Most tokens of the answer; None if the request does not limit them."""
+    """Maximum tokens of the answer; None if the request does not limit them."""
     report: ExchangeReport
 
     async def run(self, targets: Sequence[Any], reply: ReplySink) -> None: ...
 
 
 class Shared(NamedTuple):
-    """The things that all exchanges of one server use."""
+    """The state that all exchanges of one server share."""
 
     services: Services
     proofs: Proofs
     responses: Responses
     translations: Translations
     is_strict: bool
-    """Refuse a translation that loses something."""
+    """True if a request is refused when its translation loses something; one that only counts tokens is not."""
 
 
 class Exchange:
     """One request of a client and its answer.
 
     Args:
-        document: the request; `body` is the same in bytes.
-        headers: the client's, by names in lower case.
-        owner: name of the client, whose proofs and answers are its own.
+        document: the decoded request; `body` has its bytes.
+        headers: the request's headers, by names in lower case.
+        owner: name of the client; kept proofs and answers are found only by their own client.
+        id: id of the exchange.
 
     Raises:
         Refused: the request continues an answer that is not kept for this client.
-        TranslationError: it has a member that would name another service.
+        TranslationError: the request has a member that names a service (`FOREIGN_MEMBERS`).
     """
 
     def __init__(
@@ -169,8 +172,8 @@ class Exchange:
         """Ask the services in order until one answers.
 
         Raises:
-            UpstreamError: all of them failed before the first piece of an answer.
-            TranslationError: the request has no meaning in a service's dialect.
+            UpstreamError: the last one that was asked failed; part of its answer may have been sent.
+            TranslationError: the request cannot be written in the dialect of the last service.
         """
         ask = {"count": self._count, "pass": self._pass}.get(self.call.action, self._ask)
         for place, target in enumerate(targets):
@@ -180,7 +183,7 @@ class Exchange:
                 await ask(target, reply)
                 return
             except TranslationError:
-                # Another service may speak a dialect that can say it.
+                # The next service may speak a dialect in which the request can be written.
                 if reply.has_content or is_last:
                     raise
                 self.report.tried += (f"{target.backend}: not translated",)
@@ -192,17 +195,17 @@ class Exchange:
                 self.report.tried += (f"{target.backend}: {error.failure.code}",)
                 self.report.paid_attempts += error.failure.may_cost
 
-    # What a service is asked
+    # The request for a service
 
     def _is_own(self, target: ModelTarget) -> bool:
         return target.dialect == self.call.front.dialect
 
     def _account(self, target: ModelTarget) -> str:
-        """Return what proofs and answers are bound to: a client, a service and the key that asks it."""
+        """Return the key of kept proofs and answers: the client, the service, and a hash of the key sent to it."""
         return f"{self._owner} {target.endpoint.base_url} {hash(target.endpoint.key)}"
 
     def _own(self, target: ModelTarget) -> dict[str, Any]:
-        """Return the request for a service of the same dialect: the document itself if nothing has to change."""
+        """Return the request for a service of the client's dialect: the document itself if nothing has to change."""
         previous = self._previous
         is_known = previous is None or (previous.endpoint is not None and previous.account == self._account(target))
         request = self.document if is_known else self._continued(target)
@@ -215,7 +218,7 @@ class Exchange:
         return request
 
     def _continued(self, target: ModelTarget) -> dict[str, Any]:
-        """Return the request with the conversation that it continues."""
+        """Return the request with the conversation that it continues put before its input."""
         if self._previous is None:
             return self.document
         rest = {name: value for name, value in self.document.items() if name != "previous_response_id"}
@@ -223,17 +226,18 @@ class Exchange:
         return {**rest, "input": [*before, *items_of(self.document.get("input"))]}
 
     def _asks_usage(self, target: ModelTarget) -> bool:
-        """Return True if a stream has its counters only because we ask for them."""
+        """Return True if the gateway has to ask for the counters of a stream, because the client does not."""
         if not self.stream or target.endpoint.protocol != "openai_compatible" or self.call.front.name != "chat":
             return False
         options = self.document.get("stream_options")
         return not (isinstance(options, dict) and options.get("include_usage"))
 
     def _translated(self, target: ModelTarget) -> tuple[dict[str, Any], tuple[Loss, ...]]:
-        """Write the request in the dialect of a service, and name what that loses.
+        """Return the request in the dialect of a service, and the losses of the translation.
 
         Raises:
-            TranslationError: its meaning would break, or something is lost and the gateway is strict.
+            TranslationError: the translation would change the request's meaning, or the gateway is strict and
+                something is lost.
         """
         document = self._continued(target)
         route = Route(
@@ -250,7 +254,10 @@ class Exchange:
     # The three ways to ask
 
     async def _ask(self, target: ModelTarget, reply: ReplySink) -> None:
-        """Ask one service; leave out what it refuses if we had added it, or if it is a rung of its ladder."""
+        """Ask one service; if it refuses, ask again with the changes that the ladder of its protocol allows.
+
+        A request that passes unchanged is sent once only.
+        """
         is_own = self._is_own(target)
         request, losses = (self._own(target), ()) if is_own else self._translated(target)
         taken: tuple[str, ...] = ()
@@ -265,12 +272,12 @@ class Exchange:
                     protocol = target.endpoint.protocol
                     step = next_step(protocol, request, error.failure, taken, tries_max=1)
                 if step is None or step.rung is None:
-                    # The first refusal is about the whole request, so it says more than one about the rest.
+                    # The first refusal is about the whole request, so it says more than one of a changed request.
                     raise (first if first.code == error.code else error) from None
                 request, taken, losses = step.request, (*taken, step.rung), (*losses, *step.losses)
 
     async def _pass(self, target: ModelTarget, reply: ReplySink) -> None:
-        """Send a request on that cannot be translated, and its whole answer back."""
+        """Ask one service for something that cannot be translated, such as embeddings; its answer is sent whole."""
         other, backend = self.call.other, target.backend
         if target.endpoint.protocol not in PASSED[other]:
             raise TranslationError(
@@ -284,7 +291,7 @@ class Exchange:
         await reply.whole(200, [*headers, ("x-backplane-losses", "0")], body)
 
     def _renamed(self, target: ModelTarget) -> bytes:
-        """Return the body with the model's name at the service; the same bytes if that is the client's name."""
+        """Return the body with the service's name of the model; the same bytes if the client's name is equal."""
         if self.call.front is not GEMINI:
             request = self._own(target)
             return self._body if request is self.document else encode(request)
@@ -299,7 +306,7 @@ class Exchange:
         return encode(renamed)
 
     async def _count(self, target: ModelTarget, reply: ReplySink) -> None:
-        """Let the service count the request's tokens; estimate them if it has no counter."""
+        """Ask the service how many tokens the request has; if it cannot count, estimate them by its size."""
         protocol, is_own = target.endpoint.protocol, self._is_own(target)
         headers: Headers = []
         tokens: int | None = None
@@ -327,7 +334,7 @@ class Exchange:
         await reply.whole(200, rest, encode({name: tokens, **kind}))
 
     async def _fetch(self, target: ModelTarget, body: bytes, other: str = "") -> tuple[bytes, Headers]:
-        """Ask for something that is not streamed. Raises UpstreamError."""
+        """Send a body and return the whole answer and the headers for the client. Raises UpstreamError."""
         endpoint = target.endpoint
         url = address(endpoint, target.model, stream=False, other=other or self.call.other)
         headers = headers_of(endpoint, stream=False)
@@ -351,7 +358,7 @@ class Exchange:
         is_same = is_own and request is self.document
         body = self._body if is_same else encode(body_of(endpoint, request, stream=self.stream))
         self.report.was_asked, self.report.losses = True, losses
-        self.report.tokens, self.report.failure = None, None  # Of an attempt before.
+        self.report.tokens, self.report.failure = None, None  # They may be of an earlier attempt.
         reply.expect([("content-type", self.call.kind), ("x-backplane-losses", str(len(losses)))])
         async with self._shared.services.send(endpoint, url, headers, body) as response:
             reader = (
@@ -370,7 +377,7 @@ class Exchange:
             self._shared.proofs.keep(self._account(target), target.dialect, reader.answer)
 
     def _keep(self, target: ModelTarget, reader: Passing | Translating) -> None:
-        """Keep an answer that a later request may continue."""
+        """Keep a Responses answer, so that a later request can continue it, unless the client set `store` to false."""
         answer = reader.response
         if answer is None or reader.failure is not None or self.document.get("store") is False:
             return
@@ -384,10 +391,11 @@ class Exchange:
     async def _read(
         self, target: ModelTarget, reader: Passing | Translating, response: httpx.Response, reply: ReplySink
     ) -> None:
-        """Hand an answer on, from its first content; before that, a failure leaves room for the next service.
+        """Read an answer and send it to the client, a stream from its first content on.
 
         Raises:
-            UpstreamError: it failed before its first content, or passed bytes broke off.
+            UpstreamError: the answer failed before its first content, so the next service can be asked.
+            httpx.HTTPError: the connection broke, and the answer was not translated or nothing of it was sent.
         """
         head = [*reader.headers, ("x-backplane-losses", str(len(self.report.losses)))]
         held: list[bytes] = []
@@ -416,14 +424,14 @@ class Exchange:
             await reply.whole(200, head, b"".join(held))
 
     async def _hand_on(self, held: list[bytes], head: Headers, reply: ReplySink) -> list[bytes]:
-        """Send what is held; return the empty rest."""
+        """Send the collected pieces, if there are any; return an empty list for the next ones."""
         if held:
             await reply.begin(200, head)
             await reply.piece(b"".join(held))
         return []
 
     def _check(self, target: ModelTarget, reader: Passing | Translating, reply: ReplySink) -> None:
-        """Note a failure inside the stream. Raises UpstreamError before the first content."""
+        """Report a failure inside the answer; if nothing was sent yet, raise it as UpstreamError."""
         if reader.failure is None:
             return
         failed = stream_failure(reader.failure.raw or reader.failure.code, reader.failure.message, target.endpoint.key)
@@ -433,7 +441,7 @@ class Exchange:
 
 
 def check_size(size: int) -> None:
-    """Raise UpstreamError if an answer is too long."""
+    """Raise UpstreamError if an answer is longer than `ANSWER_BYTES_MAX`."""
     if size > ANSWER_BYTES_MAX:
         text = f"the answer is over {ANSWER_BYTES_MAX} bytes"
         raise UpstreamError(UpstreamFailure(code="dialect_mapping_failed", message=text, status=200))
@@ -446,7 +454,7 @@ def unknown_response(id: str) -> Refused:
 
 
 def check_members(document: Mapping[str, Any]) -> None:
-    """Refuse members that would name another service. Raises TranslationError `dialect_mapping_failed`."""
+    """Raise TranslationError (`dialect_mapping_failed`) if a request has a member that names a service."""
     found = [name for name in FOREIGN_MEMBERS if name in document]
     if found:
         raise TranslationError(
@@ -455,7 +463,7 @@ def check_members(document: Mapping[str, Any]) -> None:
 
 
 def with_query(url: str, query: str) -> str:
-    """Return an address with `beta=true` of the client's query; nothing else of it goes to a service."""
+    """Return an address, with `beta=true` if the client's query has it; nothing else of the query goes to a service."""
     if "beta=true" not in query.split("&"):
         return url
     return f"{url}{'&' if '?' in url else '?'}beta=true"

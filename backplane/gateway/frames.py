@@ -1,4 +1,4 @@
-"""The bytes of a streamed answer: server-sent events, lines of JSON, or one JSON array."""
+"""Writes the bytes of a streamed answer: server-sent events, lines of JSON, or one JSON array."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Frames:
     """Writes the chunks of one answer.
 
     Args:
-        dialect: the dialect of the chunks; events alone need it.
+        dialect: the chunks' dialect; needed only for `events`.
     """
 
     def __init__(self, dialect: Any, form: Form) -> None:
         self._dialect, self._form, self._is_first = dialect, form, True
 
     def write(self, chunks: Iterable[Json]) -> bytes:
-        """Return the bytes of chunks."""
+        """Return the bytes of some chunks."""
         if self._form == "events":
             return b"".join(framing.sse_bytes(chunk, self._dialect.event_name(chunk)) for chunk in chunks)
         if self._form == "lines":
@@ -42,7 +42,7 @@ class Frames:
         return out
 
     def end(self, *, has_failed: bool = False) -> bytes:
-        """Return the last bytes; a failure has no last word."""
+        """Return the stream's last bytes: the array's bracket, or `[DONE]` if the dialect has it and nothing failed."""
         if self._form == "array":
             return b"[]" if self._is_first else b"]"
         is_named = self._form == "events" and self._dialect.DONE

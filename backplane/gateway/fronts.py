@@ -1,6 +1,6 @@
-"""The interfaces that clients see: paths, errors, keep-alives and lists of models of five vendors. Pure.
+"""The five interfaces that clients can speak: their paths, errors, keep-alives and lists of models. Pure.
 
-What each vendor's own client sends and tolerates was measured in November 2026, with the versions of that month.
+The vendors' own clients, in their versions of November 2026, were run to see what they send and accept.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from backplane.gateway.frames import KINDS, Form, Frames
 from backplane.sandbox.http import Refused
 
 Action = Literal["generate", "count", "pass", "models", "hello", "read", "delete"]
-"""`pass`: a request that only a service of the same dialect answers. `read` and `delete`: a kept answer."""
+"""`pass`: a request that cannot be translated, so only some services answer it. `hello`: a check that the gateway is
+there. `read` and `delete`: about a kept answer."""
 
 ErrorBody = Callable[[int, str, str, str], Json]
-"""Writes an error: status, our code, message, id of the exchange."""
+"""Writes an error from its HTTP status, our code, the message, and the id of the exchange."""
 
 
 class ModelRow(msgspec.Struct, frozen=True):
-    """One model of a list."""
+    """One model in a list of models."""
 
     name: str
     context_tokens: int | None = None
-    """Most tokens of a request and its answer; None is unknown."""
+    """Maximum tokens of a request and its answer together; None is unknown."""
 
 
 class Front(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,22 +42,22 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
     """Dialect of its documents."""
     error: ErrorBody
     id_header: str
-    """Header in which its clients look for the id of a request."""
+    """Header in which its clients expect the id of a request."""
     answer_id: str
-    """Beginning of an answer's id, where the service gives none."""
+    """Prefix of an answer's id if the service gives none."""
     ping: bytes
-    """Bytes that keep a silent stream open: its clients skip them."""
+    """Bytes that keep a silent stream open; its clients skip them."""
     models: Callable[[Iterable[ModelRow]], Json]
     """Writes the list of models."""
     model: Callable[[ModelRow], Json]
     """Writes one model."""
     own_headers: tuple[str, ...] = ()
-    """Beginnings of headers that belong to the interface and go to a service of the same dialect."""
+    """Prefixes of headers that belong to the interface; they are sent on to a service of the same dialect."""
     default_model: str | None = None
-    """Model of a request that names none."""
+    """Model for a request that names none; None refuses such a request."""
 
     def read(self, document: dict[str, Any]) -> Translated[Conversation]:
-        """Read a request. Raises TranslationError."""
+        """Return a request as a conversation, with the losses of reading it. Raises TranslationError."""
         if self.dialect == augment.NAME:
             return augment.to_ir(document)
         found: Translated[Conversation] = dialect(self.dialect).to_ir(
@@ -65,10 +66,11 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def translation(self, source: str, document: dict[str, Any]) -> StreamTranslation:
-        """Return the translation of a service's stream.
+        """Return a translation of a service's stream into this interface.
 
         Args:
-            document: the request, which may say how it wants its answer.
+            source: the service's dialect.
+            document: the client's request; it may have options for the form of the answer.
         """
         if self.dialect == augment.NAME:
             return augment.ChunkStream(source, augment.reply_of(document))
@@ -77,20 +79,21 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
         return made
 
     def writer(self, source: str, document: dict[str, Any]) -> Any:
-        """Return a writer of an answer's events; `document` is the request.
+        """Return a writer that turns events into chunks of this interface.
 
         Args:
-            source: the name that losses give to what the answer is made of.
+            source: name of the events' dialect in losses.
+            document: the client's request; it may have options for the form of the answer.
         """
         if self.dialect == augment.NAME:
             return augment.ChunkWriter("openai", augment.reply_of(document))
         return dialect(self.dialect).StreamWriter(source)
 
     def stream_error(self, code: str, message: str, body: bytes) -> bytes:
-        """Return an error inside a stream.
+        """Return the bytes of an error inside a stream.
 
         Args:
-            body: the error as the answer to a request.
+            body: the same error as JSON, as a whole answer would have it.
         """
         if self.name == "responses":
             response = {"id": "resp_failed", "object": "response", "status": "failed", "output": [],
@@ -106,21 +109,21 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A client's request, as its path says it."""
+    """What a client's request asks for, by its method, path and headers."""
 
     front: Front
     action: Action
     model: str | None = None
-    """The model, if the path names it."""
+    """The model in the path; None if the body names it, and for a list of all models."""
     stream: bool | None = None
-    """True if the path asks for a stream; None if the body decides."""
+    """True or False if the path decides whether the answer is streamed; None if the body decides."""
     form: Form = "events"
     """Form of a stream."""
     query: str = ""
     other: str = ""
-    """Path below the version, or word behind the colon, which a passed request has at its service, too."""
+    """Path after the version, or word after the colon (Gemini); the service's address gets the same."""
     response: str = ""
-    """Id of a kept answer."""
+    """Id of a kept answer, for `read` and `delete`."""
 
     @property
     def kind(self) -> str:
@@ -128,7 +131,7 @@ class ClientCall(msgspec.Struct, frozen=True, kw_only=True):
         return KINDS[self.form]
 
     def frames(self) -> Frames:
-        """Return the writer of a stream's bytes."""
+        """Return a writer of the stream's bytes."""
         return Frames(None if self.front.dialect == augment.NAME else dialect(self.front.dialect), self.form)
 
 
@@ -185,7 +188,7 @@ def _augment_error(_status: int, code: str, message: str, id: str) -> Json:
 # Lists of models ------------------------------------------------------------------------------------------------------
 
 CREATED: Final = 1_700_000_000
-"""Time of each model in a list, in seconds since 1970: clients require one, and an alias has none."""
+"""Creation time of every listed model, in seconds since 1970: clients require one, and an alias has none."""
 CREATED_AT: Final = "2023-11-14T22:13:20Z"
 
 
@@ -222,7 +225,7 @@ def _gemini_models(rows: Iterable[ModelRow]) -> Json:
     return {"models": [_gemini_model(row) for row in rows]}
 
 
-# The five -------------------------------------------------------------------------------------------------------------
+# The five interfaces --------------------------------------------------------------------------------------------------
 
 _COMMENT: Final = b": ping\n\n"
 CHAT: Final = Front(
@@ -237,12 +240,12 @@ MESSAGES: Final = Front(
 )  # fmt: skip
 GEMINI: Final = Front(
     name="gemini", dialect="gemini", error=_google_error, id_header="x-request-id", answer_id="",
-    ping=b"\r\n",  # Its Python client fails at a comment, and its JavaScript client drops the next event after one.
+    ping=b"\r\n",  # A comment makes its Python client fail, and its JavaScript client drop the next event.
     models=_gemini_models, model=_gemini_model, own_headers=("x-goog-api-client",),
 )  # fmt: skip
 AUGMENT: Final = msgspec.structs.replace(
     CHAT, name="augment", dialect=augment.NAME, error=_augment_error, own_headers=(), default_model="default",
-    # An empty piece: a reader of lines takes each one for JSON.
+    # A chunk without content, as its clients parse each line as JSON.
     ping=Frames(None, "lines").write(augment.ChunkWriter("openai", augment.Reply()).empty()),
 )  # fmt: skip
 FRONTS: Final = (CHAT, RESPONSES, MESSAGES, GEMINI, AUGMENT)
@@ -257,10 +260,10 @@ _PATHS: Final[Mapping[str, tuple[Front, Action]]] = {
     "/embeddings": (CHAT, "pass"),
     "/chat-stream": (AUGMENT, "generate"),
 }
-"""Path after the version → interface and action."""
+"""Path after the version → interface and action, for `POST`."""
 
 VERSIONS: Final = ("/v1beta", "/v1")
-"""Versions before a path; each client adds another one, and some none."""
+"""Prefixes of a path; clients differ in the one that they add, and some add none."""
 
 _GEMINI_ACTIONS: Final[Mapping[str, Action]] = {
     "generateContent": "generate",
@@ -276,11 +279,11 @@ def route(method: str, target: str, headers: Mapping[str, str]) -> ClientCall:
     """Return what a request asks for.
 
     Args:
-        target: path and query as they came.
-        headers: by names in lower case.
+        target: path and query, as received.
+        headers: headers by names in lower case.
 
     Raises:
-        Refused: 404 or 405; 426 for a WebSocket, which the client then does without.
+        Refused: 404 or 405; or 426 for a WebSocket, after which the client uses POST.
     """
     path, _, query = target.partition("?")
     path = next((path.removeprefix(one) for one in VERSIONS if path.startswith(f"{one}/")), path).rstrip("/")
@@ -304,7 +307,7 @@ def route(method: str, target: str, headers: Mapping[str, str]) -> ClientCall:
         )  # fmt: skip
     name, colon, word = path.rpartition(":")
     if colon and word in _GEMINI_ACTIONS:
-        # A name with a slash stays a name: it is looked up in our table and never part of an address.
+        # A name with a slash is no path: it is looked up in our table, and never becomes part of an address.
         model = unquote(name).removeprefix("/").removeprefix("models/")
         is_sse = "sse" in parse_qs(query).get("alt", ())
         return ClientCall(
@@ -324,14 +327,14 @@ def _get(path: str, query: str, headers: Mapping[str, str]) -> ClientCall:
 
 
 def speaker(headers: Mapping[str, str]) -> Front:
-    """Return the interface of a request whose path belongs to several vendors, by its headers."""
+    """Return the interface that the headers show, for a path that several interfaces have."""
     if "x-goog-api-key" in headers:
         return GEMINI
     return MESSAGES if "anthropic-version" in headers else CHAT
 
 
 def given_key(headers: Mapping[str, str], query: str) -> str | None:
-    """Return the key of a request, from any of the places in which clients send one."""
+    """Return the key of a request, from a header or the query; None if there is none."""
     scheme, _, word = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and word.strip():
         return word.strip()
@@ -342,5 +345,5 @@ def given_key(headers: Mapping[str, str], query: str) -> str | None:
 
 
 def stream_of(call: ClientCall, document: Mapping[str, Any]) -> bool:
-    """Return whether the client wants a stream."""
+    """Return True if the client wants a stream."""
     return call.stream if call.stream is not None else document.get("stream") is True

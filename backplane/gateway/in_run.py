@@ -1,4 +1,4 @@
-"""The gateway of one run: its agent's model requests, answered by another service than its vendor's."""
+"""The gateway of one run: a service of another vendor answers the model requests of the run's agent."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from backplane.upstream.failure import UpstreamError
 from backplane.upstream.meter import NAME_CHARS_MAX, tally
 
 LOSSES_MAX: Final = 32
-"""Kinds of losses that the receipt names; further ones count as `other`."""
+"""Number of different losses that the receipt names; further ones count as `other`."""
 
 
 class RunEntry:
-    """One exchange of a run."""
+    """Counts one exchange of a run."""
 
     is_recorded = False
     copy_max = 0
@@ -36,25 +36,26 @@ class RunEntry:
         self._keeper = keeper
 
     def reached(self, work: Work) -> None:
-        """Do nothing: a run has a record of its own."""
+        """Do nothing: the run's own record has its events."""
 
     def end(
         self, work: Work, reply: ClientReply, error: BackplaneError | None, *, is_left: bool, is_over: bool
     ) -> None:
-        """Count its tokens and losses."""
+        """Count the exchange's tokens and losses."""
         is_whole = error is None and is_over and not is_left and work.report.failure is None
         self._keeper.count(work, error, is_answered=error is None and reply.status is not None, is_whole=is_whole)
 
 
 class RunGateway:
-    """The one user, and the service that answers it.
+    """The keeper for one run, whose agent is the only user (`None`).
 
     Attributes:
-        placeholder: stands for a key in the agent's environment and requests.
-        host, port, address: where it listens.
+        placeholder: the agent has it in place of a key, and its requests must have it.
+        host, port, address: the address on which the gateway listens.
 
     Args:
-        use: counts the requests.
+        routes: one route, which answers any model name.
+        use: counts the run's requests.
     """
 
     def __init__(self, routes: ModelRoutes, use: KeyUse, port: int) -> None:
@@ -67,7 +68,7 @@ class RunGateway:
         """Check the placeholder.
 
         Raises:
-            BackendError: `backend_auth_failed`.
+            BackendError: `backend_auth_failed`, another key came.
             PolicyError: `policy_denied`, a limit of the run is reached.
         """
         if key != self.placeholder:
@@ -78,22 +79,22 @@ class RunGateway:
             raise PolicyError("policy_denied", f"{DENIAL}: {self._use.over}")
 
     def models(self, _user: None) -> list[ModelRow]:
-        """Return no model by name: the agent's own names are taken."""
+        """Return an empty list: the agent knows its own names of models, and all of them are answered."""
         return []
 
     def targets(self, _user: None, model: str) -> tuple[Answering, ...]:
-        """Return the services, whatever the model is called."""
+        """Return the services; they are the same for every model name."""
         return self._routes.targets(model)
 
     def owner(self, _user: None) -> str:
-        """Return the name of the one user."""
+        """Return an empty name: the run has only one user."""
         return ""
 
     @contextmanager
     def entry(
         self, _user: None, _id: str, _model: str, work: Work, _body: bytes, _targets: tuple[Answering, ...]
     ) -> Iterator[RunEntry]:
-        """Begin the record of an exchange."""
+        """Count a request, and yield the entry that counts its answer."""
         self._use.note_path(f"POST {work.call.front.name}")
         yield RunEntry(self)
 
@@ -102,9 +103,14 @@ class RunGateway:
         return False
 
     def count(self, work: Work, error: BackplaneError | None, *, is_answered: bool, is_whole: bool) -> None:
-        """Add an exchange to the run's sums, at most what it can cost if its counters did not arrive.
+        """Add an exchange to the run's sums; without counters, it counts as the most that it can cost.
 
-        One that only counts tokens costs nothing.
+        One that only counts tokens costs nothing and is skipped.
+
+        Args:
+            error: the error that ended the exchange; None without one.
+            is_answered: True if the client got an answer.
+            is_whole: True if the answer is complete, so that its counters are right.
         """
         if work.call.action == "count":
             return
@@ -126,13 +132,13 @@ class RunGateway:
 
 @asynccontextmanager
 async def open_run_gateway(routes: ModelRoutes, base_url: str, use: KeyUse) -> AsyncIterator[RunGateway]:
-    """Open the gateway of a run, which answers until the block ends.
+    """Open the gateway of a run, which serves requests until the block ends.
 
     Args:
-        base_url: address of the agent's own service: its path stands before the paths of the agent's requests.
+        base_url: address of the agent's own service; the paths of the agent's requests begin with its path.
 
     Raises:
-        BackendError: `backend_unavailable`, it cannot listen on `HOST`.
+        BackendError: `backend_unavailable`, the gateway cannot listen on `HOST`.
     """
     try:
         listener = listening(HOST)

@@ -1,6 +1,6 @@
-"""Writes and reads the gateway's record: the JSON lines of each exchange, in a file for each start.
+"""Writes and reads the gateway's record: JSON lines about each exchange; each start of a gateway has its own file.
 
-Nothing is synced: a power cut may lose the newest lines.
+Nothing is synced to disk, so a power cut may lose the newest lines.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from backplane.process.locks import try_lock
 FOLDER: Final = "gateway"
 SUFFIX: Final = ".jsonl"
 LOCK_S_MAX: Final = 2.0
-"""Seconds to wait for another gateway of the same state folder; a stopped one may hold its lock for longer."""
+"""Seconds to wait for the lock on the record's folder; a gateway that was suspended may keep it for longer."""
 TICK_NS: Final = 1_000_000_000
-"""Nanoseconds that two changes of a folder may lie apart and have one time; most file systems need 4 ms."""
+"""Nanoseconds within which two changes of a folder may get the same time; on most file systems it is 4 ms."""
 LOCK_TRIES: Final = 5
-"""Times that a file's lock is tried, a millisecond apart: a reader that looks whether it is locked locks it, too."""
+"""Attempts to lock a file, a millisecond apart: a reader that tests the lock takes it for a moment."""
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(Line).decode
 
 
 def now() -> str:
-    """Return the time as the contract writes it."""
+    """Return the present time in the contract's form."""
     return timestamp_at(time.time_ns())
 
 
@@ -46,7 +46,7 @@ def new_id() -> str:
 
 
 class Spending:
-    """The cost of exchanges by their lines: an open one counts as the most that it can cost."""
+    """Adds up the cost of exchanges from their lines; an open one counts as the most that it can cost."""
 
     def __init__(self) -> None:
         self._charged: dict[tuple[str, str], int] = {}
@@ -62,30 +62,36 @@ class Spending:
             self._charged[key] = self._charged.get(key, 0) + line.charged
 
     def of(self, client: str, month: str) -> int:
-        """Return what a client's budget of a month has lost, in millionths of a dollar."""
+        """Return what was charged to a client in a month and what is reserved now, in millionths of a dollar.
+
+        Args:
+            month: as `2026-11`.
+        """
         reserved = sum(line.reserved for line in self.open.values() if line.client == client)
         return self._charged.get((client, month), 0) + reserved
 
 
 class ExchangeJournal:
-    """The file of one start, locked while the gateway runs; the files of others are read, as budgets are shared.
+    """Writes this gateway's file, which is locked while the gateway runs.
+
+    The files of other gateways in the same state folder are read, because they share the budgets.
 
     Attributes:
-        path: the file.
+        path: this gateway's file.
 
     Raises:
-        StoreError: `receipt_store_failed`, the file cannot be made.
+        StoreError: `receipt_store_failed`, the file cannot be made, or another one cannot be read.
     """
 
     def __init__(self, home: Path) -> None:
         self._folder = home / FOLDER
         self._spending = Spending()
         self._read: dict[str, int] = {}
-        """Name of another start's file → bytes of it that were read."""
+        """Name of another gateway's file → bytes of it that were read."""
         self._written: set[str] = set()
         """Names of files to which another gateway may write."""
         self._listed_ns: int | None = None
-        """Time of the folder's last change when its files were listed; None lists them again."""
+        """Modification time of the folder when its files were listed; None lists them again."""
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             stamp = time.strftime("%Y-%m-%dT%H%M%S", time.gmtime())
@@ -102,17 +108,20 @@ class ExchangeJournal:
         """Append a line.
 
         Raises:
-            StoreError: `receipt_store_failed`, for example on a full disk: then nothing may be sent.
+            StoreError: `receipt_store_failed`, for example on a full disk; then no request may be sent to a service.
         """
         _append(self._fd, line)
         self._spending.take(line)
 
     @contextmanager
     def budget_of(self, client: str) -> Iterator[int]:
-        """Yield what a client has used of this month's budget by all gateways; no other one may reserve meanwhile.
+        """Yield what a client has used of this month's budget at all gateways, in millionths of a dollar.
+
+        No other gateway can reserve anything until the block ends.
 
         Raises:
-            StoreError: `receipt_store_failed`, another gateway does not go on, or its file cannot be read.
+            StoreError: `receipt_store_failed`, another gateway keeps the lock for longer than `LOCK_S_MAX`, or its
+                file cannot be read.
         """
         try:
             self._wait_lock()
@@ -126,7 +135,7 @@ class ExchangeJournal:
             raise StoreError("receipt_store_failed", fact) from error
 
     def _wait_lock(self) -> None:
-        """Lock the folder, which others do for some 100 µs. Raises TimeoutError."""
+        """Lock the folder; another gateway keeps the lock for about 100 µs. Raises TimeoutError after `LOCK_S_MAX`."""
         deadline = time.monotonic() + LOCK_S_MAX
         while not try_lock(self._lock):
             if time.monotonic() > deadline:
@@ -134,14 +143,14 @@ class ExchangeJournal:
             time.sleep(0.001)
 
     def _read_on(self) -> None:
-        """Read the new lines of other starts."""
+        """Read the new lines of other gateways' files."""
         changed_ns = os.fstat(self._lock).st_mtime_ns
         if changed_ns != self._listed_ns:
             for name in os.listdir(self._folder):
                 if name.endswith(SUFFIX) and name != self.path.name and name not in self._read:
                     self._read[name] = 0
                     self._written.add(name)
-            # The next file may be made in the same tick of the file system's clock.
+            # Another file may be made so soon that the folder's time stays the same.
             self._listed_ns = changed_ns if time.time_ns() - changed_ns > TICK_NS else None
         for name in self._written:
             with suppress(FileNotFoundError):  # It was pruned.
@@ -160,13 +169,13 @@ class ExchangeJournal:
                 self._spending.take(_decode(text))
 
     def _take_over(self) -> None:
-        """Read the files of other starts, and end the open exchanges of those that are over."""
+        """Read all other files; if a file's gateway has ended, end the exchanges that it left open."""
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             if path == self.path:
                 continue
             fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             try:
-                is_over = _lock(fd)  # Before reading: otherwise two starts would both end what is open.
+                is_over = _lock(fd)  # Before reading: otherwise two new gateways would both end what is open.
                 before = len(self._spending.open)
                 self._read_file(path)
                 if is_over and len(self._spending.open) > before:
@@ -188,7 +197,7 @@ class ExchangeJournal:
 
 
 def _lock(fd: int) -> bool:
-    """Lock a file; return False if a running gateway has locked it. A reader's look takes microseconds."""
+    """Lock a file; return False if a running gateway has locked it. A reader's test of the lock takes microseconds."""
     for _ in range(LOCK_TRIES):
         if try_lock(fd):
             return True
@@ -208,7 +217,7 @@ def _append(fd: int, line: Line) -> None:
 
 
 def lines_of(path: Path) -> Iterator[Line]:
-    """Yield the lines of a file; one that was torn by a crash is passed over, and a file that was pruned has none."""
+    """Yield the lines of a file; a line that a crash left incomplete is skipped, and a pruned file has no lines."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         for text in file:
             try:
@@ -218,7 +227,7 @@ def lines_of(path: Path) -> Iterator[Line]:
 
 
 def _interrupted(begin: ExchangeBegin, first: ExchangeFirst | None) -> ExchangeEnd:
-    """Return the end of an exchange whose gateway was killed: it says how far the exchange came."""
+    """Return the last line for an exchange whose gateway was killed; it is charged what was reserved."""
     end = ExchangeEnd(id=begin.id, at=now(), client=begin.client, end="interrupted", charged=begin.reserved)
     if first is None:
         return end
@@ -228,7 +237,7 @@ def _interrupted(begin: ExchangeBegin, first: ExchangeFirst | None) -> ExchangeE
 
 
 def _exchanges(path: Path) -> list[tuple[ExchangeBegin, ExchangeFirst | None, ExchangeEnd | None]]:
-    """Return the exchanges of a file, each with the lines that it has."""
+    """Return the lines of each exchange in a file; None for lines that were not written."""
     begins: dict[str, ExchangeBegin] = {}
     firsts: dict[str, ExchangeFirst] = {}
     ends: dict[str, ExchangeEnd] = {}
@@ -243,12 +252,13 @@ def _exchanges(path: Path) -> list[tuple[ExchangeBegin, ExchangeFirst | None, Ex
 
 
 def prune(home: Path, before_ms: int, *, dry_run: bool = False) -> int:
-    """Remove the records of older starts, with their bodies; return how many files of records.
+    """Remove old record files and the bodies that belong to them; return the number of record files.
 
-    A file with exchanges of this month stays, as budgets are read from it.
+    A file that was written in this month stays, because budgets are read from it; so does a running gateway's file.
 
     Args:
-        before_ms: keep the files that were written later; milliseconds since 1970.
+        before_ms: remove files that were last written before this time, in milliseconds since 1970.
+        dry_run: only count the files.
     """
     found = 0
     for path in sorted((home / FOLDER).glob(f"*{SUFFIX}")):
@@ -266,9 +276,9 @@ def prune(home: Path, before_ms: int, *, dry_run: bool = False) -> int:
 
 
 def recorded(home: Path) -> Iterator[RecordedExchange]:
-    """Yield all exchanges: open ones of running gateways, then the others; the newest first in each group.
+    """Yield all exchanges: first the open ones of running gateways, then the others; in both groups the newest first.
 
-    A file is read only when one of its exchanges may be the next, so a reader that stops early reads few of them.
+    A file is read only when the next exchange may be in it, so a caller that stops early reads few files.
     """
     files: list[tuple[int, Path]] = []
     for path in (home / FOLDER).glob(f"*{SUFFIX}"):
@@ -289,7 +299,7 @@ def recorded(home: Path) -> Iterator[RecordedExchange]:
 
 
 def beginning(home: Path, prefix: str) -> list[RecordedExchange]:
-    """Return the exchanges whose id begins so."""
+    """Return the exchanges whose id begins with a prefix, in upper or lower case."""
     wanted = prefix.strip().lower()
     return [one for one in recorded(home) if one.id.startswith(wanted)]
 
@@ -303,7 +313,7 @@ def _of_file(path: Path, *, is_live: bool) -> list[RecordedExchange]:
 
 
 def _is_written(path: Path) -> bool:
-    """Return True if a running gateway writes a file."""
+    """Return True if a running gateway has locked a file."""
     with suppress(OSError), path.open("rb") as file:
         return not try_lock(file.fileno())
     return False

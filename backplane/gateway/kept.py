@@ -1,4 +1,4 @@
-"""Keeps values in memory between two requests of a client, within bounds: the oldest goes first."""
+"""Keeps values in memory between two requests of a client; the one that was used longest ago is dropped first."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from backplane.gateway.frames import encode
 from backplane.upstream.endpoint import Endpoint
 
 BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes of all that one store keeps. A turn's thinking has some 10 KB, a conversation some 100 KB."""
+"""Maximum bytes of all values in one store. A turn's thinking has about 10 KB, a conversation about 100 KB."""
 
 ITEM_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes of one item; a larger one is not kept."""
+"""Maximum bytes of one value; a larger one is not kept."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -32,7 +32,7 @@ class KeptStore(Generic[K, V]):
         return len(self._rows)
 
     def keep(self, key: K, value: V, size: int) -> None:
-        """Keep a value, in place of an older one with this key; a too large one is not kept."""
+        """Keep a value of `size` bytes, in place of an earlier one with the same key, unless it is too large."""
         self.drop(key)
         if size <= ITEM_BYTES_MAX:
             self._rows[key] = (value, size)
@@ -41,35 +41,36 @@ class KeptStore(Generic[K, V]):
             self.drop(next(iter(self._rows)))
 
     def find(self, key: K) -> V | None:
-        """Return a value, which is then the newest."""
+        """Return a value, and note that it was used; None if it is not kept."""
         if key not in self._rows:
             return None
         self._rows.move_to_end(key)
         return self._rows[key][0]
 
     def drop(self, key: K) -> None:
-        """Forget a value, if it is there."""
+        """Drop a value, if it is kept."""
         self.size -= self._rows.pop(key, (None, 0))[1]
 
 
 class KeptResponse(msgspec.Struct, frozen=True):
-    """An answered request of the interface Responses, which a later request may continue."""
+    """An answer of the Responses interface, which a later request may continue."""
 
     response: bytes
-    """The answer, as the client got it."""
+    """The answer, as JSON, as the client got it."""
     items: bytes
-    """The conversation with this answer, as a list of items."""
+    """The conversation up to and with this answer, as a JSON list of items."""
     account: str
-    """The service, key and client that have it; see `Exchange`."""
+    """The client, service and key that it belongs to, as `Exchange` names them."""
     endpoint: Endpoint | None
-    """The service, if it may have kept the answer, too."""
+    """The service, which may have kept the answer, too; None if it speaks another dialect."""
 
     def conversation(self, account: str, *, is_own: bool) -> list[Json]:
-        """Return the items for a service that does not know this answer.
+        """Return the conversation's items for a service that does not have this answer.
 
         Args:
-            account: the service, key and client that get them.
-            is_own: the service speaks Responses, so it would look for proofs of its own.
+            account: the client, service and key that the items are for.
+            is_own: True if the service speaks Responses: for the same account the items stay as they are, for another
+                one reasoning is left out, as its service cannot decrypt it. In all other cases, ids are left out.
         """
         items: list[Json] = msgspec.json.decode(self.items)
         if is_own and account == self.account:
@@ -82,23 +83,25 @@ def _is_reasoning(item: Json) -> bool:
 
 
 def _as_input(item: Json) -> Json:
-    """Return an item without what only an answer has: a service would look up the id."""
+    """Return an item without the members that only an answer has; a service would look up its id."""
     if not isinstance(item, dict):
         return item
     return {name: value for name, value in item.items() if name not in ("id", "status")}
 
 
 Responses = KeptStore[tuple[str, str], KeptResponse]
-"""The store of answers: client and id → answer."""
+"""The store of answers: name of the client and id of the answer → answer."""
 
 
 def keep_response(
     store: Responses, owner: str, asked: Json, answer: dict[str, Json], account: str, endpoint: Endpoint | None
 ) -> None:
-    """Keep an answer.
+    """Keep an answer of a client.
 
     Args:
-        asked: the input of its request, with what came before.
+        owner: name of the client.
+        asked: the input of its request, with the conversation before it.
+        account, endpoint: as in `KeptResponse`.
     """
     output = answer.get("output")
     items = encode([*items_of(asked), *(output if isinstance(output, list) else [])])

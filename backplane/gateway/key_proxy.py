@@ -208,7 +208,7 @@ class KeyProxy:
                 await answer.aclose()
 
     def _with_key(self, client: HttpClient, request: h11.Request, meter: AnswerMeter | None) -> httpx.Request:
-        """Return the request for the service, and count it. Raises Refused: it is forbidden, or has not the key."""
+        """Return the request for the service, and count it. Raises Refused: it is forbidden, or has no placeholder."""
         if not request.target.startswith(b"/"):
             raise Refused(400, "this is a proxy for one service: ask for a path of it")
         if request.method.upper() == b"TRACE":
@@ -255,7 +255,7 @@ class KeyProxy:
     async def _answer(self, client: HttpClient, answer: httpx.Response, meter: AnswerMeter | None) -> None:
         given, key = self.placeholder.encode(), self._key
         headers = [
-            # The location of a redirect, for example, repeats the query.
+            # A redirect's `location`, for example, repeats the query, which may contain the key.
             (name, value.replace(key.encode(), given).replace(quote(key).encode(), given))
             for name, value in forwarded(answer.headers.raw)
         ]

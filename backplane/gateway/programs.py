@@ -1,4 +1,7 @@
-"""Variables and options that point vendors' programs to the gateway. Pure; read in their sources in November 2026."""
+"""Variables and options that make vendors' programs use the gateway. Pure.
+
+They were read in the programs' sources in November 2026.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,17 @@ KEY_VARIABLE: Final = "BACKPLANE_GATEWAY_KEY"
 """Variable that holds the key for a program whose configuration names a variable."""
 
 MODEL: Final = "default"
-"""Model of a program that needs one by name when the gateway's table has only patterns."""
+"""Name of a model for a program that needs one, if the gateway's table has only patterns."""
 
 
 class Pointed(NamedTuple):
-    """Variables and options of a program that asks the gateway."""
+    """The start of a program that is to use the gateway."""
 
     env: dict[str, str]
     arguments: tuple[str, ...] = ()
-    """Options behind the program's name."""
+    """Options that follow the program's name."""
     without: tuple[str, ...] = ()
-    """Variables that would point it elsewhere."""
+    """Variables to remove, as with them the program would use another address or key."""
 
 
 def _claude(url: str, key: str, _models: Sequence[str]) -> Pointed:
@@ -58,4 +61,4 @@ PROGRAMS: Final[dict[str, Callable[[str, str, Sequence[str]], Pointed]]] = {
     "gemini": _gemini,
     "opencode": _opencode,
 }
-"""Program → function of the gateway's address, a client's key and the names of models."""
+"""Program → function that takes the gateway's address, a client's key and the names of models."""

@@ -1,7 +1,7 @@
-"""Thinking that only its vendor can read, kept between two requests of a client whose interface cannot carry it.
+"""Keeps proofs: signed or encrypted thinking of a service, for clients whose interface has no place for it.
 
-A service that signs its thinking wants it back beside the call that followed it. Another vendor's interface has no
-place for it, so it waits here, under the call's id, for the same service, and is put back as it came.
+Such a service expects the thinking back, unchanged, beside the tool call that followed it. It is kept in memory under
+that call's id, and put into the client's next request to the same service.
 """
 
 from __future__ import annotations
@@ -16,20 +16,24 @@ from backplane.gateway.kept import KeptStore
 
 
 class Proofs:
-    """A bounded store: account and call id → the members and blocks that belong to the call."""
+    """A bounded store: account (see `Exchange`) and call id → the call's proof as JSON."""
 
     def __init__(self) -> None:
         self.rows: KeptStore[tuple[str, str], bytes] = KeptStore()
 
     def keep(self, account: str, dialect: str, answer: Any) -> None:
-        """Keep the proofs of a whole answer in its vendor's JSON."""
+        """Keep the proofs in an answer.
+
+        Args:
+            answer: a whole answer in the JSON of `dialect`.
+        """
         found = _READERS[dialect](answer) if dialect in _READERS else {}
         for call_id, proof in found.items():
             data = encode(proof)
             self.rows.keep((account, call_id), data, len(data))
 
     def restore(self, account: str, dialect: str, request: dict[str, Any]) -> dict[str, Any]:
-        """Return a request with the proofs of its calls put back; those of other accounts stay away."""
+        """Return a request with the proofs of its calls put back; another account's proofs are not used."""
         if not self.rows or dialect not in _WRITERS:
             return request
         return _WRITERS[dialect](request, lambda call_id: self._find(account, call_id))
@@ -39,7 +43,7 @@ class Proofs:
         return None if data is None else msgspec.json.decode(data)
 
 
-# What each vendor keeps where -----------------------------------------------------------------------------------------
+# The place of proofs in each dialect ----------------------------------------------------------------------------------
 
 
 def _read_claude(answer: Any) -> dict[str, Any]:

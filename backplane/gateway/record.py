@@ -1,7 +1,7 @@
-"""The lines of the gateway's record, and one exchange as lists and pages show it. Pure.
+"""The lines of the gateway's record, and an exchange in the form that lists and pages show. Pure.
 
-Each exchange has one line at its begin, a stream one more at its first piece, and one at its end. Contents of requests
-and answers are in none of them.
+An exchange has a line for its begin, one for its first piece if it is a stream, and one for its end. No line contains a
+request or an answer.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from typing import Final, Literal
 import msgspec
 
 LOSSES_MAX: Final = 20
-"""Losses that a line names; it counts all of them."""
+"""Maximum losses that a line names; their number counts all of them."""
 
 Outcome = Literal["complete", "failed", "refused", "left", "interrupted"]
-"""`left`: the client went away. `interrupted`: the gateway ended before the exchange did."""
+"""`left`: the client closed the connection. `interrupted`: the gateway ended before the exchange did."""
 
 
 class ExchangeBegin(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="begin"):
-    """The line of an exchange that has begun."""
+    """The first line of an exchange."""
 
     id: str
     at: str
     client: str
     front: str
     model: str
-    """The model that the client asked."""
+    """The model's name in the request."""
     stream: bool
     reserved: int = 0
-    """The most that it can cost, in millionths of a dollar; 0 without a budget."""
+    """The most that the exchange can cost, in millionths of a dollar; 0 if its client has no budget."""
 
 
 class ExchangeFirst(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="first"):
-    """The line of a streamed exchange whose first piece goes to the client.
+    """The line of a streamed exchange, written before its first piece is sent to the client.
 
-    It stays the last one if the gateway is killed, so the record says how far the exchange came.
+    If the gateway is killed, the next one reads from it which service was answering.
     """
 
     id: str
@@ -44,13 +44,13 @@ class ExchangeFirst(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
     backend: str | None = None
     """The service that answers."""
     model: str | None = None
-    """The model that was asked there."""
+    """The service's name of the model."""
     tried: tuple[str, ...] = ()
     """Services that failed before, with their codes."""
 
 
 class ExchangeEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="end"):
-    """The line of an exchange that has ended."""
+    """The last line of an exchange."""
 
     id: str
     at: str
@@ -69,13 +69,16 @@ class ExchangeEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
     cost: int | None = None
     """Cost in millionths of a dollar; None is unknown."""
     charged: int = 0
-    """Amount that the client's budget was charged: the cost, or the reservation if the cost is unknown."""
+    """Millionths of a dollar taken from the client's budget: the cost, or the whole reservation if the cost is unknown.
+    0 if the client has no budget."""
     ms: int = 0
-    """Milliseconds since the begin; of an interrupted exchange, how long it is known to have lasted."""
+    """Milliseconds since the begin; for an exchange whose gateway was killed, up to its last line."""
     first_ms: int | None = None
     """Milliseconds from the begin to the first piece of a stream; None if there was none."""
     losses: int = 0
+    """Number of losses in the translation."""
     lost: tuple[str, ...] = ()
+    """The first losses: JSON pointer, kind and code."""
     code: str | None = None
     """Code of the error; None if the service's answer itself reported a failure, or there was none."""
     error: str | None = None
@@ -86,28 +89,28 @@ ExchangeState = Literal["live", "cut_off", "ended"]
 
 
 class RecordedExchange(msgspec.Struct, frozen=True, kw_only=True):
-    """One exchange, from all of its lines."""
+    """One exchange, made from its lines."""
 
     kind: Literal["exchange"] = "exchange"
     id: str
     state: ExchangeState
-    """live; cut_off, if its gateway was killed and none has started since; or ended."""
+    """`live`; `cut_off` if its gateway was killed and no other has started since; or `ended`."""
     client: str
     front: str
-    """The interface that the client speaks: chat, responses, messages or gemini."""
+    """The interface that the client speaks: chat, responses, messages, gemini or augment."""
     asked: str
-    """The model that the client asked."""
+    """The model's name in the request."""
     stream: bool
     began_at: str
     ended_at: str | None = None
     ms: int | None = None
     """Milliseconds from begin to end; None while it is open."""
     first_ms: int | None = None
-    """Milliseconds to the first piece of a stream; None if none has come, or the answer is no stream."""
+    """Milliseconds from the begin to the first piece of a stream; None if none has come, or the answer is no stream."""
     end: Outcome | None = None
     """None while it is open, and until the next start if it was cut off."""
     status: int | None = None
-    """HTTP status that the client got."""
+    """HTTP status that the client got; None if it got none."""
     backend: str | None = None
     """The service that was asked last."""
     model: str | None = None
@@ -117,28 +120,28 @@ class RecordedExchange(msgspec.Struct, frozen=True, kw_only=True):
     tokens: dict[str, int] | None = None
     """Counters of the answer: input, output, cache_read and cache_write; None is unknown."""
     cost_usd_micros: int | None = None
-    """None is unknown."""
+    """Cost in millionths of a dollar; None is unknown."""
     reserved_usd_micros: int = 0
     """The most that it can cost; 0 if its client has no budget."""
     charged_usd_micros: int = 0
-    """Amount that the client's budget was charged."""
+    """Amount taken from the client's budget."""
     losses: int = 0
     lost: tuple[str, ...] = ()
     """The first losses: JSON pointer, kind and code."""
     code: str | None = None
-    """Code of the error; `error` has its words."""
+    """Code of the error; `error` has its text."""
     error: str | None = None
 
     @property
     def has_failed(self) -> bool:
-        """Return True if it has ended and is not complete; a client that left is no failure."""
+        """True if the exchange has ended and is not complete, except because its client left."""
         return self.end not in (None, "complete", "left")
 
 
 def joined(
     begin: ExchangeBegin, first: ExchangeFirst | None, end: ExchangeEnd | None, *, is_live: bool
 ) -> RecordedExchange:
-    """Return an exchange from its lines."""
+    """Return an exchange from its lines; `is_live` is True if its gateway runs."""
     found = RecordedExchange(
         id=begin.id, state="live" if is_live else "cut_off", client=begin.client, front=begin.front, asked=begin.model,
         stream=begin.stream, began_at=begin.at, reserved_usd_micros=begin.reserved,

@@ -1,4 +1,4 @@
-"""Which services answer a model's name: the table `[gateway.models]`, or the vendors whose keys are set."""
+"""Finds the services for a model's name: in the table `[gateway.models]`, or else among vendors whose keys are set."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ USUAL: Final[Mapping[str, tuple[str, ...]]] = {
     "openai": ("gpt-*", "o1*", "o3*", "o4*", "codex-*", "chatgpt-*", "text-embedding-*"),
     "gemini": ("gemini-*", "gemma-*"),
 }
-"""Preset → names of its models: the table without a configuration, of the presets whose keys are set."""
+"""Preset → patterns of its models' names. Without a configured table, the presets whose keys are set form it."""
 
 GLOB: Final = re.compile(r"[*?\[]")
 
 
 class ModelTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """One service that may answer, with the model to ask there."""
+    """One service that may answer, with its own name of the model."""
 
     backend: str
     endpoint: Endpoint
@@ -47,29 +47,30 @@ class ModelTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole agent that answers as a model."""
+    """A whole agent, which a client asks like a model."""
 
     backend: str
     model: str
     work: Callable[[ClientCall, dict[str, Any], bytes], Any]
-    """Makes the exchange of a request."""
+    """Makes the exchange of a request, from the call, the decoded body, and its bytes."""
     price: None = None
-    """An agent has no price for its tokens; its run knows the cost."""
+    """None, as the cost is measured by the agent's run."""
 
 
 Answering = ModelTarget | AgentTarget
 
 
 class ModelRoutes:
-    """The table of models.
+    """The table of models: name or pattern → services.
 
     Args:
-        environ: variables that hold the keys.
-        has_agents: True if there are agents, so that the table may be empty.
-        where: place of the one route of a table that stands elsewhere in the settings, for errors.
+        environ: environment variables; some hold the keys.
+        where: the setting that an error names; None names the row of `gateway.models`.
+        has_agents: True if agents are offered as models, so that the table may be empty.
 
     Raises:
-        ConfigError: `config_invalid`, a route names no service, or there is none at all; `backend_not_found`.
+        ConfigError: `config_invalid`, the table is empty or a backend's options are wrong; `backend_not_found`, a route
+            names a backend that does not exist.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class ModelRoutes:
                 self._endpoint(one.partition("/")[0], name)
 
     def targets(self, model: str) -> tuple[ModelTarget, ...]:
-        """Return the services for a model's name, in the order in which they are asked; empty if there is none."""
+        """Return the services for a model's name, in the order to ask them; empty if the table has no such name."""
         return tuple(self._target(one, model) for one in self._routes(model))
 
     def _routes(self, model: str) -> tuple[str, ...]:
@@ -101,7 +102,7 @@ class ModelRoutes:
         return next(globs, ())
 
     def models(self) -> list[ModelRow]:
-        """Return the models by name: those of the table, and a vendor's own models that a pattern matches."""
+        """Return the models that have names: those of the table, and a vendor's known models that a pattern matches."""
         names = [name for name in self._table if not GLOB.search(name)]
         listed = [glob for glob, routes in self._table.items() if GLOB.search(glob) and self._is_listed(routes[0])]
         names += [name for name in known_models() if any(fnmatch.fnmatchcase(name, glob) for glob in listed)]
@@ -111,12 +112,12 @@ class ModelRoutes:
         ]
 
     def _is_listed(self, route: str) -> bool:
-        """Return True if a route keeps the names of a vendor's own models."""
+        """Return True if a route leads to a vendor of models and keeps the model's name."""
         endpoint = self._endpoint(route.partition("/")[0], route)
         return endpoint.listed and "/" not in route and endpoint.model is None
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Return all services of the table."""
+        """Return all services in the table."""
         return tuple(self._endpoints.values())
 
     def _target(self, route: str, asked: str) -> ModelTarget:

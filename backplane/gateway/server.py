@@ -1,7 +1,7 @@
-"""Serves fronts over HTTP/1.1 on loopback: who may ask, keep-alives, and errors in the form of each interface.
+"""Serves all fronts over HTTP/1.1 on loopback, with keep-alives, and errors in the form of each interface.
 
-A keeper decides who may ask which model of which service, and keeps the record; one is for clients of the gateway, one
-for the agent of a run.
+A `Keeper` decides who may ask which model, and keeps the record. There are two: `serving.Gateway` for the gateway's
+clients, and `in_run.RunGateway` for the agent of one run.
 """
 
 from __future__ import annotations
@@ -40,45 +40,45 @@ from backplane.upstream.endpoint import headers_of as service_headers
 from backplane.upstream.failure import UpstreamError
 
 PING_S: Final = 10.0
-"""Seconds of silence after which a stream gets a keep-alive; some clients and proxies give up after 30."""
+"""Seconds without a byte after which a stream gets a keep-alive; some clients and proxies give up after 30."""
 _STATUS: Final[Mapping[str, int]] = {
     "policy_denied": 403, "backend_auth_failed": 401, "backend_rate_limited": 429, "backend_model_not_found": 404,
     "backend_unavailable": 502, "stream_closed": 502, "backend_timeout": 504, "internal": 500,
     "receipt_store_failed": 503,
 }  # fmt: skip
-"""Our code → status, where no service has given one; any other code is a wrong request, 400. So is a wrong
-configuration: clients repeat a 5xx, which would not help."""
+"""Our code → HTTP status, if no service has given one. All other codes get 400, as a wrong request does; a wrong
+configuration, too, as clients repeat a request after 5xx, which would not help."""
 _FINAL: Final = frozenset({"config_invalid", "internal"})
-"""Codes of errors that come again if the request is repeated, so that the client is told not to."""
+"""Codes of errors that a repeated request would get again; their answers ask the client not to repeat it."""
 
 
 class ClientReply:
-    """The answer to one request; a keep-alive never comes between two halves of a piece."""
+    """Sends the answer to one request; a keep-alive is never sent in the middle of a piece."""
 
     def __init__(self, client: HttpClient, front: Front, exchange: str) -> None:
         self.has_content = False
         self.on_first: Callable[[], None] | None = None
-        """Called before the first piece is sent."""
+        """Called before the first piece is sent; None calls nothing."""
         self.status: int | None = None
-        """The status of the head; None before it."""
+        """HTTP status of the answer; None until its head is made."""
         self._head: tuple[h11.Event, ...] = ()
-        """The head until it is sent, in one write with what follows it."""
+        """The head, until it is sent in one write with the first bytes after it."""
         self.copy = bytearray()
         self._client, self.front, self.id = client, front, exchange
         self.is_recorded = False
         """True if the record has the exchange."""
         self.copy_max = 0
-        """Bytes of the answer to keep in `copy`."""
+        """Maximum bytes of the answer to keep in `copy`; 0 keeps none."""
         self._expected: Headers | None = None
         self._lock = anyio.Lock()
         self._last = time.monotonic()
 
     def expect(self, headers: Headers) -> None:
-        """Name the head of a stream, which a keep-alive sends before the first piece."""
+        """Set the headers of a stream, so that a keep-alive can send them before the first piece."""
         self._expected = headers
 
     async def begin(self, status: int, headers: Headers) -> None:
-        """Make the head, unless there is one; it goes to the client with what follows."""
+        """Make the head, unless there is one; it is sent together with the first bytes after it."""
         async with self._lock:
             self._begin(status, headers)
 
@@ -109,17 +109,17 @@ class ClientReply:
             await self._send(h11.Data(data=data))
 
     async def whole(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send an answer with one body."""
+        """Send an answer whose whole body is known."""
         await self.begin(status, [*headers, ("content-length", str(len(body)))])
         await self.piece(body)
 
     async def end(self) -> None:
-        """Send the end, if a head was sent."""
+        """Send the end of the answer, if it has a head."""
         if self.status is not None:
             await self._send(h11.EndOfMessage())
 
     async def keep_alive(self) -> None:
-        """Send a keep-alive whenever the stream is silent, until cancelled."""
+        """Send a keep-alive after each `PING_S` without a byte, until cancelled."""
         while True:
             wait = self._last + PING_S - time.monotonic()
             if wait > 0:
@@ -132,7 +132,7 @@ class ClientReply:
                     await self._send(h11.Data(data=self.front.ping))
 
     async def fail(self, status: int, code: str, message: str, headers: Sequence[tuple[str, str]] = ()) -> None:
-        """Send an error: as the answer, or inside a stream whose head is sent."""
+        """Send an error: as the answer, or inside a stream that has only its head. Do nothing after the first piece."""
         body = encode(self.front.error(status, code, message, self.id))
         if self.status is None:
             await self.whole(status, [*headers], body)
@@ -149,29 +149,30 @@ class Entry(Protocol):
     is_recorded: bool
     """False if nobody can look it up."""
     copy_max: int
-    """Bytes of the answer that it keeps."""
+    """Maximum bytes of the answer that it keeps; 0 keeps none."""
 
     def reached(self, work: Work) -> None:
-        """Note that the first piece of a stream goes to the client."""
+        """Record that the first piece of a stream is about to be sent to the client."""
         ...
 
     def end(
         self, work: Work, reply: ClientReply, error: BackplaneError | None, *, is_left: bool, is_over: bool
     ) -> None:
-        """Note its end.
+        """Record the exchange's end.
 
         Args:
-            is_left: True if the client has gone.
+            error: the error that ended it; None without one.
+            is_left: True if the client has closed the connection.
             is_over: False if the gateway ends before the exchange.
         """
         ...
 
 
 class Keeper(Protocol[UserT]):
-    """Decides who may ask what, and keeps the record."""
+    """Decides which users may ask which models, and keeps the record of exchanges."""
 
     def admit(self, key: str | None) -> UserT:
-        """Return the user with a key. Raises BackplaneError."""
+        """Return the user with a key (None if no key came). Raises BackplaneError."""
         ...
 
     def owner(self, user: UserT) -> str:
@@ -179,17 +180,17 @@ class Keeper(Protocol[UserT]):
         ...
 
     def models(self, user: UserT) -> list[ModelRow]:
-        """Return the models that a user may ask and that have a name."""
+        """Return the models to list for a user; others may be answered, too."""
         ...
 
     def targets(self, user: UserT, model: str) -> tuple[Answering, ...]:
-        """Return the services that answer a user's model, in order; empty if there is none."""
+        """Return the services that answer this model for a user, in the order to ask them; empty if there are none."""
         ...
 
     def entry(
         self, user: UserT, id: str, model: str, work: Work, body: bytes, targets: tuple[Answering, ...]
     ) -> AbstractContextManager[Entry]:
-        """Begin the record of an exchange, which holds a place until the block ends. Raises BackplaneError."""
+        """Begin the record of an exchange, and count it as open until the block ends. Raises BackplaneError."""
         ...
 
     def refuse(self, user: UserT, id: str, call: ClientCall, model: str, status: int, error: Exception) -> bool:
@@ -201,9 +202,9 @@ class FrontServer(Generic[UserT]):
     """A server of all fronts.
 
     Args:
-        hosts: the values of the header Host that name this server.
-        is_strict: refuse a translation that loses something.
-        prefix: a path that may stand before those of the fronts.
+        hosts: values of the header `Host` that are accepted.
+        is_strict: refuse a request whose translation loses something.
+        prefix: path that is removed from the beginning of a request's path, if it is there.
     """
 
     def __init__(
@@ -219,7 +220,7 @@ class FrontServer(Generic[UserT]):
         await attend(end, self._answer, "invalid_request_error", lambda _: None)
 
     async def _answer(self, client: HttpClient, request: h11.Request) -> None:
-        """Answer a request; an error has the form of its interface. Raises Refused before that is known."""
+        """Answer a request; an error has the form of its interface. Raises Refused before the interface is known."""
         headers = headers_of(request)
         if headers.get("host", "").lower() not in self._hosts:
             raise Refused(403, "the Host header is not this server's address")
@@ -232,7 +233,7 @@ class FrontServer(Generic[UserT]):
             reply.front = call.front
             await self._serve(client, call, headers, reply)
         except Refused as refusal:
-            # The rest of a body is read within bounds, after which the connection may have to end.
+            # The rest of the body is read within bounds only, so the connection may have to end.
             close = [("connection", "close")] if client.has_body else []
             await reply.fail(refusal.status, "", str(refusal), close)
         except (OSError, h11.ProtocolError):
@@ -270,7 +271,7 @@ class FrontServer(Generic[UserT]):
         await reply.whole(200, [], encode(call.front.model(row)))
 
     async def _kept(self, call: ClientCall, user: UserT, reply: ClientReply) -> None:
-        """Send a kept answer, or forget it, at its service too. Raises Refused: 404, this user has no such answer."""
+        """Send a kept answer, or delete it here and at the service. Raises Refused: 404, this user has none."""
         key = (self._keeper.owner(user), call.response)
         row = self._shared.responses.find(key)
         if row is None:
@@ -288,7 +289,7 @@ class FrontServer(Generic[UserT]):
                 ):
                     pass
             except RefusedAnswer as error:
-                if error.failure.status not in (404, 405, 501):  # The service keeps no answers, or this one no more.
+                if error.failure.status not in (404, 405, 501):  # The service does not have it, or keeps none.
                     raise
         self._shared.responses.drop(key)
         await reply.whole(200, [], encode({"id": call.response, "object": "response", "deleted": True}))
@@ -348,7 +349,7 @@ class FrontServer(Generic[UserT]):
 async def _run(
     client: HttpClient, work: Work, targets: tuple[Answering, ...], reply: ClientReply, entry: Entry
 ) -> None:
-    """Answer, and stop the service if the client goes away; write the end in any case."""
+    """Answer a request, cancel it if the client closes the connection, and record its end in any case."""
     error: BackplaneError | None = None
     is_left, is_over = False, False
     if work.stream:
@@ -378,7 +379,7 @@ async def _run(
 
 
 async def _send_error(reply: ClientReply, error: BackplaneError) -> None:
-    """Send an error; a service's refusal keeps its own words.
+    """Send an error; a service's refusal is sent in the service's own words.
 
     Raises:
         ConnectionAbortedError: a part of the answer was sent.

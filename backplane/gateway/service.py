@@ -1,4 +1,4 @@
-"""Requests to a service: bytes go there, and its answer comes back piece by piece."""
+"""Sends the gateway's requests to services, over connections that are kept for further requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from backplane.upstream.endpoint import CONNECT_S, Endpoint
 from backplane.upstream.lean import LeanClient, is_lean
 
 KEPT_MAX: Final = 64
-"""Unused connections that are kept for each service."""
+"""Maximum unused connections that are kept for each service."""
 
 
 class Services:
@@ -49,10 +49,10 @@ class Services:
     async def send(
         self, endpoint: Endpoint, url: str, headers: Mapping[str, str], body: bytes, method: str = "POST"
     ) -> AsyncIterator[httpx.Response]:
-        """Send a request and yield the successful answer, before its body; leaving early closes the socket.
+        """Send a request and yield the successful answer before its body is read; leaving early closes the socket.
 
         Raises:
-            UpstreamError: the service cannot be reached, or refuses (`RefusedAnswer`).
+            UpstreamError: the service cannot be reached, refuses (`RefusedAnswer`), or breaks the connection.
         """
         client = await self._client(endpoint)
         async with answer_to(client, endpoint, url, headers, body, method) as response:

@@ -1,4 +1,4 @@
-"""The gateway for clients of its own: keys, budgets, and a record of each exchange."""
+"""The gateway for clients with keys: models, budgets, and a record of each exchange."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from backplane.upstream.cost import HIDDEN_TOKENS, actual, believed, most
 from backplane.upstream.failure import UpstreamError
 
 CONNECTIONS_MAX: Final = 1024
-"""Open connections of all clients; further ones wait. Most are kept without a request."""
+"""Maximum open connections of all clients; further ones wait. Most of them are idle."""
 ANSWER_TOKENS: Final = 131_072
-"""Tokens that an answer without a limit is reserved for; the longest answers of today's models have as many."""
+"""Tokens to reserve for an answer if the request sets no limit; the longest answers of today's models have as many."""
 TOKEN_BYTES: Final = 2
-"""Bytes of a request for each token that is reserved for it; real texts have three to four."""
+"""Bytes of a request that count as one token in a reservation; real texts have three or four bytes a token."""
 
 
 class Gateway:
     """The gateway's clients, models and record.
 
     Attributes:
-        record: the file of this start's exchanges.
+        record: the file with this gateway's exchanges.
 
     Args:
-        port: the port that it listens on.
-        only_key: the key of one more client, made for this start.
-        agents: whole agents that are offered as models, by the models' names.
+        port: the port on which it listens.
+        only_key: key of one more client, made at this start; None adds no client.
+        agents: whole agents that are offered as models, by their names as models.
         bodies: keeps requests and answers; None keeps none.
     """
 
@@ -62,12 +62,12 @@ class Gateway:
         return self._clients.find(key)
 
     def models(self, user: Client) -> list[ModelRow]:
-        """Return the models with a name of their own that a client may ask."""
+        """Return the models that have names and that a client may ask."""
         rows = [*self.routes.models(), *map(ModelRow, self._agents)]
         return [row for row in rows if user.may_ask(row.name)]
 
     def targets(self, user: Client, model: str) -> tuple[Answering, ...]:
-        """Return the services for a model, in the order in which they are asked."""
+        """Return the services for a model, in the order to ask them; empty if the client may not ask it."""
         if not user.may_ask(model):
             return ()
         return (self._agents[model],) if model in self._agents else self.routes.targets(model)
@@ -80,12 +80,12 @@ class Gateway:
     def entry(
         self, user: Client, id: str, model: str, work: Work, body: bytes, targets: tuple[Answering, ...]
     ) -> Iterator[Entry]:
-        """Take a place, reserve the cost and write the first line; the place is free again when the block ends.
+        """Reserve the cost, write the first line, and count the exchange as open until the block ends.
 
         Raises:
-            TooMany: `backend_rate_limited`, a limit of the client.
-            PolicyError: `policy_denied`, its budget.
-            StoreError: `receipt_store_failed`, the line cannot be written.
+            TooMany: `backend_rate_limited`, the client has reached a limit.
+            PolicyError: `policy_denied`, the client's budget is too small.
+            StoreError: `receipt_store_failed`, the record cannot be read or written.
         """
         is_free = work.call.action == "count"
         with user.place(is_free=is_free):
@@ -131,11 +131,11 @@ class Gateway:
 
 
 def _at_most(targets: tuple[Answering, ...], work: Work) -> int | None:
-    """Return the most that all services can cost; None is unknown."""
+    """Return the highest cost, in millionths of a dollar, if all services are asked; None is unknown."""
     size = work.size // TOKEN_BYTES + HIDDEN_TOKENS
     made = ANSWER_TOKENS if work.longest is None else work.longest
     costs = [None if one.price is None else most(one.price, size, made) for one in targets]
-    # All of them, as an answer that failed half-way may be billed, too.
+    # All services count, because one may bill an answer that failed half-way.
     return None if None in costs else sum(one for one in costs if one is not None)
 
 
@@ -155,10 +155,10 @@ class Uncounted:
 
 
 class _Entry:
-    """The record of one exchange, and what its client's budget is charged.
+    """Records one exchange, and charges its client's budget.
 
     Args:
-        reserved: reserved amount; None if the client has no budget.
+        reserved: reserved amount in millionths of a dollar; None if the client has no budget.
     """
 
     def __init__(
@@ -175,9 +175,9 @@ class _Entry:
         return round((time.monotonic() - self._began) * 1000)
 
     def reached(self, work: Work) -> None:
-        """Write that the first piece goes to the client."""
+        """Write the line that goes before the first piece of a stream."""
         self._first_ms, target = self._ms(), work.report.target
-        with suppress(BackplaneError):  # A full disk: the answer is paid for, so it goes on.
+        with suppress(BackplaneError):  # On a full disk: the answer is paid for, so it goes on.
             self._journal.write(ExchangeFirst(
                 id=self._id, at=now(), ms=self._first_ms, backend=None if target is None else target.backend,
                 model=None if target is None else target.model, tried=work.report.tried,
@@ -186,7 +186,7 @@ class _Entry:
     def end(
         self, work: Work, reply: ClientReply, error: BackplaneError | None, *, is_left: bool, is_over: bool
     ) -> None:
-        """Write the last line, which settles the budget."""
+        """Write the last line, which replaces the reservation by the cost; then write the bodies."""
         report, target = work.report, work.report.target
         seen, cost = believed(report.tokens), report.cost
         if cost is None and target is not None:
@@ -196,7 +196,7 @@ class _Entry:
         if not report.was_asked or (isinstance(error, UpstreamError) and not error.failure.may_cost):
             cost = 0
         if report.paid_attempts:
-            cost = None  # Nobody counted what failed before.
+            cost = None  # The failed attempts before were not counted.
         charged = 0
         if self._reserved is not None:
             charged = self._reserved if cost is None else cost
@@ -205,7 +205,7 @@ class _Entry:
             counts = {name: getattr(seen, name) for name in ("input", "output", "cache_read", "cache_write")}
             tokens = {name: count for name, count in counts.items() if count is not None}
         words = error.message if error is not None else report.failure
-        with suppress(BackplaneError):  # A full disk: the next start closes the entry.
+        with suppress(BackplaneError):  # On a full disk: the next start ends the exchange.
             outcome = _outcome(error, report.failure, is_left=is_left, is_over=is_over)
             self._journal.write(ExchangeEnd(
                 id=self._id, at=now(), client=self._user.name, end=outcome,
@@ -241,13 +241,13 @@ async def open_gateway(
 
     Args:
         listener: a listening, non-blocking socket on loopback.
-        agents: whole agents that are offered as models, by the models' names.
+        only_key, agents: as in `Gateway`.
 
     Raises:
-        ConfigError: `config_invalid`, a route is wrong or there is none.
+        ConfigError: `config_invalid`, a route is wrong or there is none; `backend_not_found`.
         StoreError: `receipt_store_failed`, the record cannot be written.
     """
-    routes = ModelRoutes(settings, environ, has_agents=bool(agents))  # A wrong table is named before a record is begun.
+    routes = ModelRoutes(settings, environ, has_agents=bool(agents))  # First, so that a wrong table leaves no record.
     journal = ExchangeJournal(home)
     try:
         secrets = [value for one in routes.endpoints() for value in (one.key, *one.headers.values()) if value]

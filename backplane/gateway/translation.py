@@ -1,9 +1,9 @@
-"""Writes a client's request in the dialect of a service, and names what that loses.
+"""Writes a client's request in the dialect of a service, and names what the translation loses.
 
-Agents send their whole history with each request, so the history that was sent before is translated only once: its
-translation is kept under a hash of it, and what is new is translated alone and put behind it. A history is cut only
-where no call is open and the model speaks next. Whatever could make the two parts depend on each other has the whole
-request translated again, so the result is always that of a translation of the whole.
+An agent sends its whole history with each request. The translation of the history is kept, under a hash of the history,
+and only the new messages are translated and appended. A history is cut only before a message of the model, where every
+call has its result. If the two parts might depend on each other, the whole request is translated, so the result is
+always the same as without the kept translation.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from backplane.upstream.endpoint import PROTOCOLS
 from backplane.upstream.ladder import prepare
 
 BYTES_MAX: Final = 32 * 1024 * 1024
-"""Bytes of all kept histories as JSON; the one that was used longest ago goes first."""
+"""Maximum bytes of all kept histories, as JSON; the one that was used longest ago is dropped first."""
 ROWS_MAX: Final = 1_024
-"""Kept histories; a conversation has two or three."""
+"""Maximum kept histories; a conversation has two or three."""
 ELEMENTS_MIN: Final = 4
-"""Elements of a history that is worth keeping."""
+"""Minimum messages of a history that is worth keeping."""
 
 OURS: Final = frozenset({"/model", "/stream", "/stream_options", "/previous_response_id", "/store"})
-"""Members of a request that the gateway sets or heeds itself, so that a change there is no loss."""
+"""Members of a request that the gateway itself sets or applies; a change in them is no loss."""
 BILLING: Final = "x-anthropic-billing-header:"
-"""Beginning of a system text that Claude Code changes with each request, for its own service."""
+"""Prefix of a system text that Claude Code writes for its own service, and changes with each request."""
 
 LISTS: Final = {
     "openai": "messages", "kimi": "messages", "copilot": "messages", "claude": "messages", "codex": "input",
@@ -47,17 +47,17 @@ LISTS: Final = {
 """Dialect → member with the list of messages."""
 
 _ONCE: Final = frozenset({"identity", "tool_field"})
-"""Codes of losses that are named only where they come first in a request."""
+"""Codes of losses that a request names only once, at the first place."""
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """From which interface to which service a request goes."""
+    """A request's way: the client's interface, and the service's dialect, protocol and model."""
 
     front: Front
     dialect: str
-    """The service's."""
+    """The service's dialect."""
     protocol: str
     model: str
     stream: bool
@@ -68,26 +68,32 @@ class WrittenRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     request: dict[str, Any]
     losses: tuple[Loss, ...]
-    """Those about the whole request first, then those of each message in order."""
+    """First the losses of the request as a whole, then those of each message, in order."""
     customs: frozenset[str]
-    """Custom tools that are sent as functions."""
+    """Names of custom tools that are sent as functions."""
     is_local: bool = False
-    """True if the losses of each message say nothing about those that may follow the last one."""
+    """True if further messages at the end would not change these losses."""
     is_paired: bool = False
-    """True if each call had its result, in order."""
+    """True if every call has its result, in the same order."""
     has_mended: bool = False
     """True if arguments or names of calls were corrected."""
 
 
 class _Move(msgspec.Struct, frozen=True):
-    """The place of messages that are translated without those between the lead and them."""
+    """Changes pointers into a part of a request to pointers into the whole request.
+
+    The part has the request's first messages, the lead, and later ones; those between them are left out.
+    """
 
     name: str
+    """Member with the list of messages."""
     lead: int = 0
+    """Number of messages in the lead."""
     by: int = 0
+    """Number of messages left out; 0 for a whole request."""
 
     def path(self, at: str) -> str:
-        """Return a pointer as it is in the whole request."""
+        """Return the pointer into the whole request for a pointer into the part."""
         place = _place(at, self.name)
         return at if place < self.lead or not self.by else _moved(at, self.name, place, self.by)
 
@@ -104,13 +110,14 @@ def _moved(at: str, name: str, place: int, by: int) -> str:
 
 
 def write(route: Route, document: dict[str, Any], move: _Move | None = None) -> WrittenRequest:
-    """Write a whole request.
+    """Translate a request without use of kept translations.
 
     Args:
-        move: where its messages are in the whole request, if it is a part.
+        document: the client's request, or a part of it.
+        move: the part's place in the whole request; None for a whole one.
 
     Raises:
-        TranslationError: its meaning would break.
+        TranslationError: the translation would change its meaning.
     """
     front, writer = route.front, dialect(route.dialect)
     move = move or _Move(LISTS.get(front.dialect, ""))
@@ -130,7 +137,7 @@ def write(route: Route, document: dict[str, Any], move: _Move | None = None) -> 
     before = (msgspec.structs.replace(loss, path=move.path(loss.path)) for loss in read.losses)
     named = (*before, *mended, *repaired.losses, *written.losses, *added)
     is_local = False
-    if front is not AUGMENT:  # Its requests are only read, so they cannot be compared.
+    if front is not AUGMENT:  # This dialect cannot be written, so its requests cannot be compared.
         rest, is_local = _unnamed(document, request, dialect(front.dialect), writer, named, move)
         named += rest
     return WrittenRequest(
@@ -147,7 +154,7 @@ def _in_order(losses: Sequence[Loss], route: Route) -> tuple[Loss, ...]:
 
 
 def without_billing(message: Message) -> Message | None:
-    """Return a message without the text that is only for its own vendor's books; None if nothing else is in it."""
+    """Return a message without the texts that begin with `BILLING`; None if it has nothing else."""
     if message.role != "system":
         return message
     parts = tuple(part for part in message.parts if not (isinstance(part, Text) and part.text.startswith(BILLING)))
@@ -161,7 +168,7 @@ def _is_billing(block: Json) -> bool:
 
 
 def _with_places(conversation: Conversation, move: _Move) -> Conversation:
-    """Return a conversation whose pointers are those of the whole request."""
+    """Return a conversation with pointers into the whole request."""
 
     def of(node: Any) -> Any:
         changes: dict[str, Any] = {"at": move.path(node.at)}
@@ -174,16 +181,16 @@ def _with_places(conversation: Conversation, move: _Move) -> Conversation:
     return msgspec.structs.replace(conversation, messages=tuple(map(of, conversation.messages)))
 
 
-# What does not come back ----------------------------------------------------------------------------------------------
+# Losses found by translating back -------------------------------------------------------------------------------------
 
 
 def _unnamed(
     document: dict[str, Any], request: dict[str, Any], reader: Any, writer: Any, named: Sequence[Loss], move: _Move
 ) -> tuple[tuple[Loss, ...], bool]:
-    """Return a loss for each value that is not equal after translation back, unless `named` has it.
+    """Translate a request back, and return a loss for each value that differs, unless `named` has a loss for it.
 
     Returns:
-        The losses, and True if they would be the same if more messages followed.
+        The losses, and True if further messages at the end would not change them.
     """
     back = reader.from_ir(writer.to_ir(request).value).value
     before, after, name = reader.normal(document), reader.normal(back), move.name
@@ -207,11 +214,11 @@ def _unnamed(
 
 
 def _walked(before: Json, after: Json, name: str) -> tuple[list[Difference], bool] | None:
-    """Compare two lists of messages in their order.
+    """Compare two lists of messages; a message of the first may be missing in the second.
 
     Returns:
-        The differences, and False if one of the first list found the second one at its end, so that it may fit one
-        that follows there. None if the second list has a message that is not in the first.
+        The differences, and False if the second list ended before the first, as further messages could then change
+        the comparison. None if the second list has a message that the first does not have.
     """
     if not isinstance(before, list) or not isinstance(after, list):
         return None
@@ -231,14 +238,19 @@ def _sort(value: Json) -> tuple[Any, Any]:
     return (value.get("role"), value.get("type")) if isinstance(value, dict) else (None, None)
 
 
-# Where a history can be cut -------------------------------------------------------------------------------------------
+# Places to cut a history ----------------------------------------------------------------------------------------------
 
 
 def look(name: str, one: Json) -> tuple[str, list[Any], list[Any], bool]:
-    """Return who speaks in a message (model, user, result; empty for any other), its calls and results by id.
+    """Return the speaker of a message, and the ids of its calls and results.
+
+    Args:
+        name: member with the list of messages.
+        one: the message.
 
     Returns:
-        Who speaks, ids of calls, ids of results, and True if the message has nothing beside its results.
+        The speaker (`model`, `user`, or `result` for results of tools; empty for any other), the ids of calls, the ids
+        of results, and True if the message has only results.
     """
     if not isinstance(one, dict):
         return "", [], [], False
@@ -282,15 +294,16 @@ def _id(value: Json) -> Any:
 
 
 class _Cuts(msgspec.Struct, frozen=True):
-    """The places at which a history can be cut; the first is before the model's first words, the last is the end."""
+    """The places at which a history can be cut."""
 
     places: list[int]
+    """Indexes of messages, each cut before its message: the first is the model's first message, the last is the end."""
     is_pure: bool
-    """True if no message has anything beside results."""
+    """True if messages with results of tools have nothing else."""
 
 
 def cuts_of(name: str, elements: list[Any]) -> _Cuts | None:
-    """Return where a history can be cut; None if one part may depend on the other."""
+    """Return where a history can be cut; None if it has no such place, or its parts might depend on each other."""
     places: list[int] = []
     waiting: set[Any] = set()
     seen: set[Any] = set()
@@ -325,25 +338,26 @@ def cuts_of(name: str, elements: list[Any]) -> _Cuts | None:
 
 class _Row(msgspec.Struct):
     written: WrittenRequest | None
-    """None if the history was only seen."""
+    """The translation; None if the history was only a part of a request, and is not translated by itself yet."""
     size: int
 
 
 class Translations:
-    """Translations of histories, bounded by their number and size."""
+    """Writes requests, and keeps the translations of their histories, bounded in number and size."""
 
     def __init__(self) -> None:
         self._rows: OrderedDict[bytes, _Row] = OrderedDict()
         self._size = 0
 
     def write(self, route: Route, owner: str, document: dict[str, Any]) -> WrittenRequest:
-        """Write a request; the part of its history that is known is not translated again.
+        """Return the translation of a request; the part of its history that is known is not translated again.
 
         Args:
-            owner: the client and the service.
+            owner: the account, which keeps the histories of clients and services apart.
+            document: the client's request.
 
         Raises:
-            TranslationError: its meaning would break.
+            TranslationError: the translation would change the request's meaning.
         """
         name = LISTS.get(route.front.dialect, "")
         elements = document.get(name)
@@ -368,12 +382,17 @@ class Translations:
     def _continued(
         self, route: Route, document: dict[str, Any], cuts: _Cuts, keys: list[bytes], sizes: list[int], known: int
     ) -> WrittenRequest | None:
-        """Return the translation that continues a known one; None if the request has to be translated as a whole."""
+        """Return a known translation with the new messages; None if the request has to be translated as a whole.
+
+        Args:
+            keys, sizes: hash and size of the request up to each place in `cuts`.
+            known: index of the last place whose translation is known.
+        """
         name, places = LISTS[route.front.dialect], cuts.places
         try:
             lead = self._of(route, document, places[0], keys[0], sizes[0])
             found = self._of(route, document, places[known], keys[known], sizes[known])
-            # The last turn apart: some clients change their last message once more.
+            # The last turn is translated by itself, as some clients change it in their next request.
             for at in sorted({max(known, len(places) - 2), len(places) - 1} - {known}):
                 part = {**document, name: document[name][: places[0]] + document[name][places[known] : places[at]]}
                 move = _Move(name, places[0], places[known] - places[0])
@@ -387,7 +406,7 @@ class Translations:
         return found
 
     def _of(self, route: Route, document: dict[str, Any], end: int, key: bytes, size: int) -> WrittenRequest:
-        """Return the translation of the beginning of a request."""
+        """Return the translation of a request's messages before the index `end`, from the store if it is there."""
         row = self._rows.get(key)
         if row is not None and row.written is not None:
             self._rows.move_to_end(key)
@@ -413,10 +432,10 @@ class Translations:
 def _hashes(
     route: Route, owner: str, name: str, document: dict[str, Any], places: list[int]
 ) -> tuple[list[bytes], list[int]]:
-    """Return the hash and the size of the request up to each place."""
+    """Return the hashes and the sizes (bytes of JSON) of the request up to each place."""
     head = {key: value for key, value in document.items() if key != name}
     if isinstance(head.get("system"), list):
-        head["system"] = [BILLING if _is_billing(block) else block for block in head["system"]]  # It is not sent on.
+        head["system"] = [BILLING if _is_billing(block) else block for block in head["system"]]  # It is not sent.
     told = (route.front.name, route.dialect, route.protocol, route.model, route.stream, owner, head)
     total, size = hashlib.blake2b(_encode(told), digest_size=24), 0
     keys, sizes, start = [], [], 0
@@ -432,10 +451,14 @@ def _hashes(
 def _joined(
     route: Route, lead: WrittenRequest, begin: WrittenRequest, part: WrittenRequest, lead_size: int, *, is_pure: bool
 ) -> WrittenRequest | None:
-    """Return a known translation with a part behind it; None if one may depend on the other.
+    """Return a known translation with a translated part appended; None if the two might depend on each other.
 
     Args:
-        lead: the translation of what the part has before its own messages.
+        lead: the translation of the messages that both begin with.
+        begin: the known translation.
+        part: the translation of the lead and the new messages.
+        lead_size: number of messages in the lead, in the client's request.
+        is_pure: as in `_Cuts`.
     """
     name, source = LISTS[route.dialect], LISTS[route.front.dialect]
     first, old, new = (one.request.get(name) for one in (lead, begin, part))
@@ -469,7 +492,7 @@ def _joined(
 
 
 def _is_behind(loss: Loss, name: str, source: str, size: int) -> bool:
-    """Return True if a loss points into a message of the service's request behind some."""
+    """Return True if a loss points into the service's request, at or after the message with the index `size`."""
     return name != source and _place(loss.path, name) >= size
 
 
