@@ -340,12 +340,8 @@ class Exchange:
         headers = headers_of(endpoint, stream=False)
         if self._is_own(target) or self.call.action == "pass":
             url, headers = with_query(url, self.call.query), {**headers, **self._headers}
-        parts: list[bytes] = []
         async with self._shared.services.send(endpoint, url, headers, body) as response:
-            async for data in response.aiter_bytes():
-                parts.append(data)
-                check_size(sum(map(len, parts)))
-            return b"".join(parts), allowed(response.headers)
+            return await whole_of(response), allowed(response.headers)
 
     async def _once(
         self, target: ModelTarget, request: dict[str, Any], losses: tuple[Loss, ...], reply: ReplySink
@@ -438,6 +434,17 @@ class Exchange:
         self.report.failure = failed.message
         if not reply.has_content:
             raise UpstreamError(failed)
+
+
+async def whole_of(response: httpx.Response) -> bytes:
+    """Return the whole body of an answer. Raises UpstreamError if it is too long."""
+    parts: list[bytes] = []
+    size = 0
+    async for data in response.aiter_bytes():
+        parts.append(data)
+        size += len(data)
+        check_size(size)
+    return b"".join(parts)
 
 
 def check_size(size: int) -> None:

@@ -23,11 +23,11 @@ from backplane.gateway import fronts
 from backplane.gateway.answers import Headers, allowed
 from backplane.gateway.clients import OPEN_MAX, TooMany
 from backplane.gateway.doors import attend, headers_of, read_body, while_connected
-from backplane.gateway.exchange import Exchange, Shared, Work, unknown_response
+from backplane.gateway.exchange import Exchange, Shared, Work, unknown_response, whole_of
 from backplane.gateway.frames import encode
 from backplane.gateway.fronts import ClientCall, Front, ModelRow
 from backplane.gateway.journal import new_id
-from backplane.gateway.kept import KeptStore
+from backplane.gateway.kept import KeptResponse, KeptStore, keep_response
 from backplane.gateway.proofs import Proofs
 from backplane.gateway.routes import AgentTarget, Answering
 from backplane.gateway.service import Services
@@ -279,7 +279,7 @@ class FrontServer(Generic[UserT]):
         if call.action == "read":
             if "stream=true" in call.query.split("&"):
                 raise Refused(400, "a kept answer comes whole; leave `stream` out")
-            await reply.whole(200, [], row.response)
+            await reply.whole(200, [], await self._present(key, row))
             return
         if (endpoint := row.endpoint) is not None:
             url = f"{address(endpoint, '', stream=False)}/{call.response}"
@@ -293,6 +293,21 @@ class FrontServer(Generic[UserT]):
                     raise
         self._shared.responses.drop(key)
         await reply.whole(200, [], encode({"id": call.response, "object": "response", "deleted": True}))
+
+    async def _present(self, key: tuple[str, str], row: KeptResponse) -> bytes:
+        """Return a kept answer; one that its service was still working on in the background is asked for there."""
+        endpoint = row.endpoint
+        if endpoint is None or msgspec.json.decode(row.response).get("status") not in ("queued", "in_progress"):
+            return row.response
+        url = f"{address(endpoint, '', stream=False)}/{key[1]}"
+        headers = service_headers(endpoint, stream=False)
+        async with self._shared.services.send(endpoint, url, headers, b"", "GET") as response:
+            data = await whole_of(response)
+        found = _document(data)
+        if found.get("status") == "completed" and found.get("id") == key[1]:
+            asked = msgspec.json.decode(row.items)
+            keep_response(self._shared.responses, key[0], asked, found, row.account, endpoint)
+        return data
 
     def _targets(self, user: UserT, model: str) -> tuple[Answering, ...]:
         """Return the services of a model. Raises BackendError."""

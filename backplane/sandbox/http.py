@@ -119,9 +119,10 @@ class HttpClient:
                 yield bytes(event.data)
 
     async def send(self, *events: h11.Event) -> None:
-        """Send parts of an answer, in one write."""
+        """Send parts of an answer, in one write. Raises TimeoutError: the client does not read it."""
         if data := b"".join(filter(None, map(self.http.send, events))):
-            await send(self.end, data)
+            with anyio.fail_after(IDLE_S_MAX):
+                await send(self.end, data)
 
     async def answer(self, status: int, kind: str, body: bytes, reason: bytes = b"") -> None:
         """Send a whole answer, the last one on this connection.

@@ -15,7 +15,7 @@ _TONES: Final = {"complete": "good", "left": "warn"}
 
 _VERDICTS: Final[dict[str, tuple[str, ...]]] = {
     "complete": ("nothing is wrong: the client got the whole answer",),
-    "left": ("the client closed its connection before the answer's end",
+    "left": ("the client closed its connection before the answer's end, or did not read it for ten minutes",
              "look at the client's own time limit, and at how it ended"),
     "refused": ("the gateway refused the request before it asked a service", "change what the error names"),
     "interrupted": ("the gateway ended before the exchange did", "send the request again"),

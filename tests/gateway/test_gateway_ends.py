@@ -20,6 +20,7 @@ from backplane.testing import Fault, ModelServer, ScriptUsage, Turn
 from backplane.view.exchanges import diagnose_exchange
 from tests.gateway.ground import backend, gateway
 from tests.gateway.test_gateway import BEARER, CHAT, MESSAGES, PRICES, client, said
+from tests.gateway.test_gateway_cases import posted
 from tests.scripted import question
 
 DOWN = Turn(fault=Fault(status=503, message="out to lunch"))
@@ -101,6 +102,17 @@ def test_only_what_is_recorded_has_an_id_to_look_up() -> None:
     assert [answer.status_code for answer in answers] == [200, 429, 200, 401]
     assert [answer.headers.get("x-backplane-exchange") for answer in answers] == [end.id, None, None, None]
     assert all("x-request-id" in answer.headers for answer in answers)
+
+
+def test_a_client_that_does_not_read_its_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backplane.sandbox.http.IDLE_S_MAX", 0.3)
+    with ModelServer(Turn(text="x" * 20_000_000)) as server, gateway({"a": backend(server, CHAT)}, {"m": "a"}) as gate:
+        path, body = question(CHAT)
+        with posted(gate, path, body) as end:
+            server.wait_requests(1)
+            (found,) = gate.ends
+            assert end.fileno() > 0
+    assert (found.end, found.cost) == ("left", None)
 
 
 # The gateway of a run -------------------------------------------------------------------------------------------------

@@ -358,3 +358,23 @@ def test_the_vendors_clients_embed_and_count() -> None:
             history = [{"role": "user", "content": "go"}]
             assert messages.messages.count_tokens(model="g", messages=history).input_tokens == 77
             messages.close()
+
+
+def test_an_answer_in_the_background_is_asked_for_until_it_is_complete() -> None:
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]}
+    queued = {"id": "resp_1", "object": "response", "status": "queued", "output": []}
+    answers: dict[str, Any] = {"/responses": queued, "/responses/resp_1": {**queued, "status": "in_progress"}}
+    clients = {**client(), "other": GatewayClientSettings(key_sha256=digest(OTHER))}
+    with (
+        plain_service(answers) as asked,
+        gateway({"s": row(asked, RESPONSES)}, {"m": "s"}, key=None, clients=clients) as gate,
+    ):
+        body = {"model": "m", "input": "hi", "background": True}
+        assert json.loads(ask(gate, "/v1/responses", body)[2])["status"] == "queued"
+        assert json.loads(ask(gate, "/v1/responses/resp_1", None, method="GET")[2])["status"] == "in_progress"
+        answers["/responses/resp_1"] = {**queued, "status": "completed", "output": [said]}
+        found = [json.loads(ask(gate, "/v1/responses/resp_1", None, method="GET")[2]) for _ in range(2)]
+        other = {"authorization": f"Bearer {OTHER}"}
+        assert ask(gate, "/v1/responses/resp_1", None, other, method="GET")[0] == 404
+    assert [one["output"] for one in found] == [[said], [said]]
+    assert [method for method, _, _ in asked] == ["POST", "GET", "GET"]
