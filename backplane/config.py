@@ -259,7 +259,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The gateway for model requests, `[gateway]`; see `docs/guide/gateway.md`.
 
     Attributes:
+        address: IP address that it listens on. One that other machines reach needs `clients`.
         port: Port that it listens on.
+        hosts: Further names by which requests may address it in their header Host, each without a port: the name of a
+            proxy with TLS in front, for example.
         models: Name of a model, or a glob → services that answer it, `BACKEND` or `BACKEND/MODEL`: the next one is
             asked if one fails before its first piece. A backend has `host = "api"`, or is a preset's name. Empty takes
             the vendors' own names for each vendor whose key variable is set.
@@ -270,7 +273,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         bodies: True keeps requests and answers beside the record, without known secrets, and of each its first MB.
     """
 
+    address: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 4180
+    hosts: tuple[Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9._-]{1,253}$")], ...] = ()
     models: dict[str, str | tuple[str, ...]] = {}
     agents: dict[str, GatewayAgentSettings] = {}
     clients: dict[str, GatewayClientSettings] = {}

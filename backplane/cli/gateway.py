@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,14 +25,17 @@ from backplane.gateway.programs import PROGRAMS
 if TYPE_CHECKING:
     from backplane.gateway.serving import Gateway
 
-HELP = """Serve the interfaces of OpenAI (Chat and Responses), Anthropic and Gemini on 127.0.0.1, and answer each
-model by the service that `[gateway.models]` names, whatever protocol it speaks. Ctrl-C ends the server."""
+HELP = """Serve the interfaces of OpenAI (Chat and Responses), Anthropic and Gemini, and answer each model by the
+service that `[gateway.models]` names, whatever protocol it speaks. Ctrl-C ends the server."""
 EXAMPLE = "backplane gateway\nbackplane gateway --for claude -- claude -p 'say hello'\nbackplane gateway --new-key ci"
+LOOPBACK = "127.0.0.1"
 CLIENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def options(p: Parser) -> None:
-    port = "port on 127.0.0.1, 0 for any free one (default: `port` of [gateway]; with --for any free one)"
+    address = "IP address to listen on (default: `address` of [gateway], 127.0.0.1; with --for always 127.0.0.1)"
+    add.value(p, "--address", metavar="ADDR", help=address)
+    port = "port, 0 for any free one (default: `port` of [gateway]; with --for any free one)"
     add.value(p, "--port", metavar="N", type=int, help=port)
     start = "start COMMAND so that it asks the gateway, and end with it"
     add.value(p, "--for", dest="program", choices=sorted(PROGRAMS), help=start)
@@ -51,19 +55,42 @@ def run(args: Args) -> int:
         return 0
     if bool(args.command) != (args.program is not None):
         raise wrong_words("--for and a COMMAND belong together", "as in `--for claude -- claude -p 'say hello'`")
+    if args.program is not None and args.address is not None:
+        raise wrong_words("--address with --for has no effect", "a program that it starts asks it on 127.0.0.1")
     settings = load_settings(args)
     port = args.port if args.port is not None else 0 if args.program else settings.gateway.port
-    with _listen(port) as listener:
+    address = LOOPBACK if args.program else args.address or settings.gateway.address
+    with _listen(_checked(address, settings.gateway), port) as listener:
         return anyio.run(_serve, settings, listener, args)
 
 
-def _listen(port: int) -> socket.socket:
+def _checked(text: str, settings: config.GatewaySettings) -> IPv4Address | IPv6Address:
+    """Return the address to listen on. Raises ConfigError: it is none, or others reach it and no client has a key."""
     try:
-        listener = socket.create_server(("127.0.0.1", port))
+        found = ip_address(text)
+    except ValueError as error:
+        hint = "give one of this machine, as 127.0.0.1 or 10.0.0.5; 0.0.0.0 is all of them"
+        raise ConfigError(
+            "config_invalid", f"the gateway's address {text[:80]!r} is no IP address", hint=hint
+        ) from error
+    if not found.is_loopback and not settings.clients:
+        fact = f"other machines reach {found}, and no client of the gateway has a key"
+        hint = "`backplane gateway --new-key NAME` prints a key and its lines for the configuration"
+        raise ConfigError("config_invalid", fact, hint=hint)
+    return found
+
+
+def _listen(address: IPv4Address | IPv6Address, port: int) -> socket.socket:
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        listener = socket.create_server((str(address), port), family=family)
     except (OSError, OverflowError) as error:
-        fact = f"cannot listen on port {port} of 127.0.0.1: {getattr(error, 'strerror', None) or error}"
-        raise ConfigError("config_invalid", fact, hint="choose another port, or --port 0 for any free port") from error
+        fact = f"cannot listen on port {port} of {address}: {getattr(error, 'strerror', None) or error}"
+        hint = "choose an address of this machine and a free port; --port 0 takes any free one"
+        raise ConfigError("config_invalid", fact, hint=hint) from error
     listener.setblocking(False)
+    if not address.is_loopback:
+        streams.complain("gateway: plain HTTP, also for other machines: a proxy in front of it has to add TLS\n")
     return listener
 
 

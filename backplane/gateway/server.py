@@ -7,6 +7,7 @@ clients, and `in_run.RunGateway` for the agent of one run.
 from __future__ import annotations
 
 import functools
+import re
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,16 @@ _STATUS: Final[Mapping[str, int]] = {
 configuration, too, as clients repeat a request after 5xx, which would not help."""
 _FINAL: Final = frozenset({"config_invalid", "internal"})
 """Codes of errors that a repeated request would get again; their answers ask the client not to repeat it."""
+
+
+_PORT: Final = re.compile(r":[0-9]{1,5}\Z")
+"""Port of a Host header."""
+
+
+def own_address(end: socket.socket) -> str:
+    """Return a socket's own address and port, as the header Host has them."""
+    host, port = end.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class ClientReply:
@@ -202,16 +213,17 @@ class FrontServer(Generic[UserT]):
     """A server of all fronts.
 
     Args:
-        hosts: values of the header `Host` that are accepted.
+        hosts: values of the header `Host` that are accepted, beside the address that a client connected to.
+        names: further names in it, with any port or none: a proxy in front has a port of its own.
         is_strict: refuse a request whose translation loses something.
         prefix: path that is removed from the beginning of a request's path, if it is there.
     """
 
     def __init__(
-        self, keeper: Keeper[UserT], services: Services, hosts: frozenset[str], *, is_strict: bool = False,
-        prefix: str = "",
+        self, keeper: Keeper[UserT], services: Services, hosts: frozenset[str],
+        names: frozenset[str] = frozenset(), *, is_strict: bool = False, prefix: str = "",
     ) -> None:  # fmt: skip
-        self._keeper, self._hosts, self._prefix = keeper, hosts, prefix
+        self._keeper, self._hosts, self._names, self._prefix = keeper, hosts, names, prefix
         self._shared = Shared(services, Proofs(), KeptStore(), Translations(), is_strict)
         self._open = 0
 
@@ -222,8 +234,9 @@ class FrontServer(Generic[UserT]):
     async def _answer(self, client: HttpClient, request: h11.Request) -> None:
         """Answer a request; an error has the form of its interface. Raises Refused before the interface is known."""
         headers = headers_of(request)
-        if headers.get("host", "").lower() not in self._hosts:
-            raise Refused(403, "the Host header is not this server's address")
+        host = headers.get("host", "").lower()
+        if host not in self._hosts and host != own_address(client.end) and _PORT.sub("", host) not in self._names:
+            raise Refused(403, "the Host header is not this server's address; `hosts` of [gateway] allows more names")
         if "origin" in headers:
             raise Refused(403, "the gateway answers no pages in browsers")
         method, target = request.method.decode("ascii"), request.target.decode("ascii", "backslashreplace")

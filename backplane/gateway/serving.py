@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import ipaddress
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -19,7 +20,7 @@ from backplane.gateway.fronts import ClientCall, ModelRow
 from backplane.gateway.journal import ExchangeJournal, now
 from backplane.gateway.record import LOSSES_MAX, ExchangeBegin, ExchangeEnd, ExchangeFirst, Outcome
 from backplane.gateway.routes import AgentTarget, Answering, ModelRoutes
-from backplane.gateway.server import ClientReply, Entry, FrontServer
+from backplane.gateway.server import ClientReply, Entry, FrontServer, own_address
 from backplane.gateway.service import Services
 from backplane.process.aio import beside, visited
 from backplane.upstream.cost import HIDDEN_TOKENS, actual, believed, most
@@ -29,6 +30,8 @@ CONNECTIONS_MAX: Final = 1024
 """Maximum open connections of all clients; further ones wait. Most of them are idle."""
 ANSWER_TOKENS: Final = 131_072
 """Tokens to reserve for an answer if the request sets no limit; the longest answers of today's models have as many."""
+LOCAL_NAMES: Final = ("127.0.0.1", "localhost", "[::1]")
+"""Names of this machine in the header `Host`."""
 TOKEN_BYTES: Final = 2
 """Bytes of a request that count as one token in a reservation; real texts have three or four bytes a token."""
 
@@ -40,19 +43,18 @@ class Gateway:
         record: the file with this gateway's exchanges.
 
     Args:
-        port: the port on which it listens.
+        address: address and port on which it listens.
         only_key: key of one more client, made at this start; None adds no client.
         agents: whole agents that are offered as models, by their names as models.
         bodies: keeps requests and answers; None keeps none.
     """
 
     def __init__(
-        self, settings: GatewaySettings, routes: ModelRoutes, journal: ExchangeJournal, port: int,
+        self, settings: GatewaySettings, routes: ModelRoutes, journal: ExchangeJournal, address: str,
         only_key: str | None = None, agents: Mapping[str, AgentTarget] | None = None, bodies: Bodies | None = None,
     ) -> None:  # fmt: skip
         self.routes, self._agents = routes, agents or {}
-        self.port = port
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://{address}"
         self.record = journal.path
         self._clients = Clients(settings.clients, only_key)
         self._journal, self._bodies = journal, bodies
@@ -240,7 +242,7 @@ async def open_gateway(
     """Open a gateway, which serves requests until the block ends.
 
     Args:
-        listener: a listening, non-blocking socket on loopback.
+        listener: a listening, non-blocking socket.
         only_key, agents: as in `Gateway`.
 
     Raises:
@@ -253,9 +255,12 @@ async def open_gateway(
         secrets = [value for one in routes.endpoints() for value in (one.key, *one.headers.values()) if value]
         bodies = Bodies(journal.path, secrets) if settings.gateway.bodies else None
         async with Services() as services:
-            gateway = Gateway(settings.gateway, routes, journal, listener.getsockname()[1], only_key, agents, bodies)
-            hosts = frozenset(f"{host}:{gateway.port}" for host in ("127.0.0.1", "localhost", "[::1]"))
-            server = FrontServer(gateway, services, hosts, is_strict=settings.gateway.losses == "fail")
+            gateway = Gateway(settings.gateway, routes, journal, own_address(listener), only_key, agents, bodies)
+            host, port = listener.getsockname()[:2]
+            is_local = ipaddress.ip_address(host).is_loopback or ipaddress.ip_address(host).is_unspecified
+            hosts = frozenset(f"{name}:{port}" for name in LOCAL_NAMES if is_local)
+            names = frozenset(map(str.lower, settings.gateway.hosts))
+            server = FrontServer(gateway, services, hosts, names, is_strict=settings.gateway.losses == "fail")
             async with beside(functools.partial(visited, listener, server.attend, CONNECTIONS_MAX)):
                 yield gateway
     finally:

@@ -87,5 +87,5 @@ def gateway(
                 plane = opened.enter_context(portal.wrap_async_context_manager(ControlPlane(whole, place, os.environ)))
                 agents = agent_targets(plane, whole.gateway.agents)
             serving = open_gateway(whole, {}, place, listener, only_key=key, agents=agents)
-            one = opened.enter_context(portal.wrap_async_context_manager(serving))
-            yield Gate(one.port, place)
+            opened.enter_context(portal.wrap_async_context_manager(serving))
+            yield Gate(listener.getsockname()[1], place)

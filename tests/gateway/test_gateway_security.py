@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import http.client
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from backplane.gateway.clients import digest
 from backplane.gateway.journal import lines_of
 from backplane.gateway.record import ExchangeBegin, ExchangeEnd, ExchangeFirst
 from backplane.testing import Fault, ModelServer, Turn
@@ -318,6 +320,69 @@ def test_a_new_key_is_printed_with_its_lines_and_answers(tmp_path: Path) -> None
             assert ask(gate, PATH, BODY, {"x-api-key": "bpk-other"})[0] == 401
             program.terminate()
             program.wait(5)
+
+
+# Another address ------------------------------------------------------------------------------------------------------
+
+
+def test_another_address_answers_its_own_hosts_and_says_that_it_is_plain(tmp_path: Path) -> None:
+    with ModelServer([Turn(text="ok")] * 9) as server:
+        (tmp_path / "backplane.toml").write_text(
+            f'[backends.s]\nhost = "api"\noptions = {{ protocol = "{CHAT}", base_url = "{server.base_url(CHAT)}" }}\n'
+            f'[gateway]\nhosts = ["Models.example.com"]\n[gateway.models]\nm = "s"\n'
+            f'[gateway.clients.ci]\nkey_sha256 = "{digest(KEY)}"\n'
+        )
+        env = {**os.environ, "BACKPLANE_HOME": str(tmp_path / "home")}
+        command = [sys.executable, "-m", "backplane", "gateway", "--address", "0.0.0.0", "--port", "0"]
+        with subprocess.Popen(
+            command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as program:
+            assert program.stdout is not None
+            assert program.stderr is not None
+            port = int(program.stdout.readline().strip().rpartition(":")[2])
+            assert "plain HTTP" in program.stderr.readline()
+
+            def status(to: str, host: str, key: str = KEY) -> int:
+                client = http.client.HTTPConnection(to, port, timeout=10)
+                client.request("POST", PATH, DATA, {"host": host, "authorization": f"Bearer {key}"})
+                found = client.getresponse().status
+                client.close()
+                return found
+
+            local, other = "127.0.0.1", "127.0.0.2"
+            for host in (f"localhost:{port}", "models.example.com", "MODELS.example.com:443", f"{other}:{port}"):
+                assert status(other, host) == 200
+            for host in ("example.com", "models.example.com.evil", f"evil.models.example.com:{port}", "0.0.0.0", other):
+                assert status(other, host) == 403
+            assert status(local, f"{other}:{port}") == 403
+            assert status(local, f"{local}:{port}", "bpk-other") == 401
+            program.terminate()
+            program.wait(5)
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "fact", "step"),
+    [
+        (["--address", "0.0.0.0"], "", "no client of the gateway has a key", "--new-key"),
+        ([], '[gateway]\naddress = "10.0.0.5"\n', "other machines reach 10.0.0.5", "--new-key"),
+        (["--address", "::"], "", "other machines reach ::", "--new-key"),
+        (["--address", "here"], "", "'here' is no IP address", "127.0.0.1"),
+        (["--address", "192.0.2.1"], f'[gateway.clients.ci]\nkey_sha256 = "{"0" * 64}"\n', "cannot listen", "--port"),
+        (["--address", "10.0.0.5", "--for", "claude", "--", "true"], "", "no effect", "127.0.0.1"),
+        ([], '[gateway]\nhosts = ["a:1"]\n', "hosts", "hosts"),
+    ],
+)
+def test_an_address_that_others_reach_needs_keys(
+    words: list[str], text: str, fact: str, step: str, tmp_path: Path
+) -> None:
+    (tmp_path / "backplane.toml").write_text(text)
+    env = {**os.environ, "BACKPLANE_HOME": str(tmp_path / "home"), "OPENAI_API_KEY": "dummy"}
+    command = [sys.executable, "-m", "backplane", "gateway", "--port", "0", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=20)
+    assert done.returncode == 2
+    assert fact in done.stderr
+    assert step in done.stderr
+    assert not (tmp_path / "home" / "gateway").exists()
 
 
 WRONG: list[tuple[str, Any]] = [
