@@ -1,7 +1,7 @@
 """Runs backplane as an agent of the Agent Client Protocol, for editors: every backend is a mode of a session.
 
-JSON-RPC lines on two descriptors, protocol version 1. A session here is one of `providers`, kept in the state folder,
-and each prompt is a run with a receipt. The agent works in the editor's folder itself.
+It speaks JSON-RPC lines on two descriptors, protocol version 1. A session is a `providers.Session`, stored in the state
+folder, and each prompt is a run with a receipt. The agent works in the editor's folder, not in a copy.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from backplane.serve import editor
 
 PROTOCOL: Final = 1
 NOT_FOUND: Final = -32002
-"""The protocol's code for a session that is not there; clients take it for success when they close one."""
+"""The protocol's code for a session that does not exist; clients that close a session accept it as success."""
 REST_S: Final = 15.0
-"""Seconds for answering open requests after the end of stdin."""
+"""Seconds to answer open requests after the end of stdin."""
 PAGE_ROWS: Final = 50
 """Rows of one answer to `session/list`."""
 WITHDRAW: Final = "$/cancel_request"
@@ -49,10 +49,11 @@ STOPS: Final[Mapping[str, str]] = {
     "end_turn": "end_turn", "stop_sequence": "end_turn", "tool_use": "end_turn", "max_tokens": "max_tokens",
     "user_interrupt": "cancelled",
 }  # fmt: skip
+"""Why a turn ended → the protocol's stop reason."""
 
 
 class _Refused(Exception):
-    """A request that cannot be heeded."""
+    """Error for a request that is refused; its text and code go to the editor."""
 
     def __init__(self, message: str, code: int = INVALID_PARAMS) -> None:
         super().__init__(message)
@@ -117,14 +118,14 @@ class AcpAgent:
         return number
 
     async def _end_with_editor(self) -> None:
-        """Stop all turns when the editor has closed its end."""
+        """Stop all turns when the editor has closed stdin."""
         await self._pipe.ended.wait()
         for one in self._sessions.values():
             await one.session.interrupt()
 
     async def _hear(self, received: Notification) -> None:
         if received.method == "session/cancel":
-            await anyio.lowlevel.checkpoint()  # The task of a prompt that was read just before begins first.
+            await anyio.lowlevel.checkpoint()  # So that a prompt that was read just before begins first.
             one = self._sessions.get(str(received.params.get("sessionId")))
             if one is not None and one.is_busy:
                 one.is_cancelled = True
@@ -150,7 +151,7 @@ class AcpAgent:
     # Sessions ---------------------------------------------------------------------------------------------------------
 
     async def initialize(self, _params: editor.EditorParams) -> Json:
-        """Return the abilities of this agent; it speaks one version, which is the answer to any other."""
+        """Return this agent's abilities, and its only protocol version, whatever the editor asked for."""
         return {
             "protocolVersion": PROTOCOL,
             "agentInfo": {"name": "backplane", "title": "Backplane", "version": self._version},
@@ -164,7 +165,7 @@ class AcpAgent:
         }
 
     async def new(self, params: editor.EditorParams) -> Json:
-        """Begin a session in the editor's folder; it is stored with its first prompt."""
+        """Begin a session in the editor's folder; it is stored when its first prompt comes."""
         one = await self._open(params, None)
         return {"sessionId": one.session.id, "modes": _modes(one)}
 
@@ -264,7 +265,7 @@ class AcpAgent:
     # A prompt ---------------------------------------------------------------------------------------------------------
 
     async def prompt(self, params: editor.EditorParams) -> Json:
-        """Send a prompt, show what happens, and return why the turn ended."""
+        """Send a prompt, show the turn's events in the editor, and return why the turn ended."""
         one, said = self._find(params.session_id), editor.message_of(params.prompt)
         if said is None:
             raise _Refused("the prompt is empty")
@@ -280,7 +281,7 @@ class AcpAgent:
         open_asks: dict[str, anyio.CancelScope] = {}
         async with anyio.create_task_group() as asks:
             async for event in one.session.send_message(said):
-                if one.is_cancelled and not was_interrupted:  # The request came before the turn could be interrupted.
+                if one.is_cancelled and not was_interrupted:  # The cancel came before the turn could be interrupted.
                     was_interrupted = True
                     await one.session.interrupt()
                 if isinstance(event, TurnOutcome):
@@ -290,14 +291,14 @@ class AcpAgent:
                     scope = open_asks[str(event.body.get("id"))] = anyio.CancelScope()
                     asks.start_soon(self._ask, one, event, scope)
                 elif isinstance(event, ApprovalAnswered):
-                    # By the editor, or past it: by another door, or because the time limit of the run was reached.
+                    # By the editor, by another way to answer, or because the run's time limit was reached.
                     open_asks.pop(str(event.body.get("id")), anyio.CancelScope()).cancel()
                 for update in shown.updates(event):
                     await self._update(one, update)
         raise ConfigError("config_invalid", "the turn ended without its outcome")
 
     async def _ask(self, one: _Open, approval: Approval, scope: anyio.CancelScope) -> None:
-        """Let the editor answer an approval; a question in words is denied, as the protocol has no answer to one."""
+        """Let the editor answer an approval; a question for a text is denied, as the protocol has no answer for it."""
         id = str(approval.body.get("id"))
         if not one.session.awaits_answer(id):
             return
@@ -312,7 +313,7 @@ class AcpAgent:
                     "session/request_permission", question, timeout_s=None, withdraw=WITHDRAW
                 )
                 decision = editor.decision_of(answer.result)
-        with suppress(BackplaneError):  # It was answered by another door, or the turn has ended.
+        with suppress(BackplaneError):  # It was answered in another way, or the turn has ended.
             one.session.answer(id, decision)
 
     async def _update(self, one: _Open, update: editor.Update) -> None:
@@ -334,7 +335,7 @@ def _folder(cwd: str) -> Path:
 
 
 def _modes(one: _Open) -> Json:
-    """Return the backends that can be started here, and the session's own."""
+    """Return the session's backend, and all that are ready on this machine, as modes."""
     plane, own = one.registry.plane, one.session.provider
     ready = (status.id for status in readiness.known(plane.settings, plane.environ) if status.ready)
     modes: list[Json] = [{"id": name, "name": name} for name in sorted({own, *ready})]

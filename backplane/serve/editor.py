@@ -1,4 +1,4 @@
-"""The JSON of the Agent Client Protocol, version 1: what an editor sends, as structs, and the updates that it shows.
+"""The JSON of the Agent Client Protocol, version 1: structs of an editor's requests, and updates for it to show.
 
 Pure: events and messages go in, updates come out; `acp` has the connection.
 """
@@ -20,15 +20,15 @@ from backplane.contract.events import AgentEvent, AssistantDelta, AssistantMessa
 from backplane.policy.paths import SPELLINGS
 
 IMAGE_BYTES_MAX: Final = 20 * 1024 * 1024
-"""Bytes of one image of a prompt; vendors refuse larger ones."""
+"""Maximum bytes of an image in a prompt; vendors refuse larger ones."""
 TEXT_CHARS_MAX: Final = 1024 * 1024
-"""Characters of one embedded file of a prompt; more would not fit into a model's window."""
+"""Maximum characters of an embedded file in a prompt; more would not fit into a model's context."""
 TITLE_CHARS: Final = 80
 
 Update = dict[str, Json]
 """The member `update` of a `session/update` notification."""
 
-# What an editor sends -------------------------------------------------------------------------------------------------
+# Requests of an editor ------------------------------------------------------------------------------------------------
 
 
 class NamedValue(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class NamedValue(msgspec.Struct, frozen=True):
 
 
 class EditorServer(msgspec.Struct, frozen=True):
-    """One MCP server of the editor."""
+    """One MCP server that the editor is configured with."""
 
     name: str
     type: Literal["stdio", "http"] = "stdio"
@@ -76,19 +76,19 @@ class PromptBlock(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class EditorParams(msgspec.Struct, frozen=True, rename="camel"):
-    """Parameters of any request of an editor; each request has some of them, and others are ignored."""
+    """Parameters of all requests of an editor; each request has some of these members, and any other is ignored."""
 
     session_id: str = ""
     cwd: str | None = None
     mcp_servers: tuple[EditorServer, ...] | None = None
     cursor: Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")] | None = None
-    """Number of the first row of a list."""
+    """Index of the first row to return from a list, as digits; None starts at the first."""
     mode_id: str = ""
     prompt: tuple[PromptBlock, ...] = ()
 
 
 def message_of(blocks: tuple[PromptBlock, ...]) -> UserMessage | None:
-    """Return the message that a prompt's blocks are; None if they say nothing."""
+    """Return a prompt's blocks as one message; None if they have no text and no image."""
     words: list[str] = []
     images: list[Image] = []
     for block in blocks:
@@ -115,7 +115,7 @@ OPTIONS: Final[list[Json]] = [
 
 
 def decision_of(answer: Any) -> Decision:
-    """Return the decision that an editor's answer stands for; every answer but a permission denies."""
+    """Return the decision in an editor's answer; anything but a permission denies the call."""
     outcome = answer.get("outcome") if isinstance(answer, dict) else None
     chosen = outcome.get("optionId") if isinstance(outcome, dict) and outcome.get("outcome") == "selected" else None
     if chosen in (ALLOW, ALWAYS):
@@ -123,20 +123,20 @@ def decision_of(answer: Any) -> Decision:
     return Decision("deny", "the user rejected it in the editor")
 
 
-# What an editor shows -------------------------------------------------------------------------------------------------
+# Updates for an editor ------------------------------------------------------------------------------------------------
 
 KINDS: Final[Mapping[str, str]] = {
     "read_file": "read", "write_file": "edit", "edit_file": "edit", "bash": "execute", "glob": "search",
     "grep": "search", "list_files": "search", "web_fetch": "fetch", "web_search": "fetch",
 }  # fmt: skip
-"""Neutral name of a tool → kind in the protocol; all others are `other`."""
+"""Neutral name of a tool → its kind in the protocol; a tool that is not listed is `other`."""
 
 PATH_MEMBERS: Final = ("path", "file_path", "filePath")
 """Members of a call's input that name a file."""
 
 
 class TurnUpdates:
-    """Makes the updates of a turn; words that came in pieces are not shown again as a whole."""
+    """Makes the updates of a turn; a message that came in pieces is not shown again as a whole."""
 
     def __init__(self, root: str) -> None:
         self._root, self._in_pieces = root, False
@@ -175,7 +175,11 @@ def replayed(message: Message, root: str) -> list[Update]:
 
 
 def call_of(id: str, name: str, given: Json, root: str) -> Update:
-    """Return the members that show a call: id, title, kind, input, and the files below the root that it names."""
+    """Return the members that show a call: id, title, kind, input, and the paths of files in the input.
+
+    Args:
+        root: folder that relative paths count from.
+    """
     found = given if isinstance(given, dict) else {}
     texts = {key: value for key, value in found.items() if isinstance(value, str)}
     shown = next((texts[key] for key in ("command", "cmd", *PATH_MEMBERS, "url", "pattern") if key in texts), "")

@@ -1,7 +1,7 @@
 """Runs backplane as a server of the Model Context Protocol, with the tools `run`, `receipts` and `validate`.
 
-The server speaks JSON-RPC lines on two descriptors. Asks that the policy leaves open are denied. A run ends if its
-request is cancelled. When the client goes away, all runs end, and the open requests are answered.
+The server speaks JSON-RPC lines on two descriptors. If the policy would ask a user about a call, the call is denied. A
+run ends if its request is cancelled. When stdin ends, all runs are cancelled, and open requests are answered.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ ID_CHARS: Final = 80
 """Maximum length of a run's name in an error."""
 
 LINE_CHARS: Final = 200
-"""Maximum length of a progress message."""
+"""Maximum length of a progress message, and of a method's name in an error."""
 
 RUN_REST_S: Final = 1.0
 """Seconds from the end of stdin until open runs are cancelled; clients send SIGTERM after two seconds."""
 
 REST_S: Final = 15.0
-"""Seconds for answering open requests after the end of stdin: a host may be slow to obey a cancel."""
+"""Seconds to answer open requests after the end of stdin: a host may need time to cancel its run."""
 
 
 def _about(description: str, **bounds: Any) -> msgspec.Meta:

@@ -1,7 +1,7 @@
-"""Encodes the messages about a run of this control plane for the client that started the run.
+"""Encodes the messages about a run for the client that started it: its events, and its end with the receipt.
 
-Events and receipt are written as the canonical bytes that are stored, as the last member of their message, so that a
-reader can verify the hash without parsing a number.
+Events and receipt are the canonical bytes that are stored, as the last member of their message, so that a reader can
+verify the hash without parsing any number.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def events(ref_id: str, records: list[bytes], *, line_bytes_max: int | None = No
 
 
 def _words(error: BackplaneError) -> str:
-    """Return the fact and the next step in one text: a message has no member for the step."""
+    """Return an error's fact and next step in one text, as a message has no member for the step."""
     return f"{error.message}; {error.hint}" if error.hint else error.message
 
 

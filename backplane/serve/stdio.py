@@ -1,6 +1,6 @@
-"""Runs backplane as a host, which speaks the protocol on its own stdin and stdout.
+"""Runs backplane as a host: it speaks the protocol on its own stdin and stdout.
 
-Each `run` message starts a run of this control plane. The run's events and sealed receipt are sent as the bytes that
+Each `run` message starts a run on this control plane. The run's events and sealed receipt are sent as the bytes that
 are stored. A client in any language, or another backplane, can use it like any other host.
 """
 
@@ -38,13 +38,13 @@ from backplane.workspace import archive
 EXTENSIONS: Final = (*sidecar.EXTENSIONS, "many/1", "stage/1", "subagent/1")
 
 LADDER_S: Final = 0.9
-"""Seconds for ending an inner run in addition to its host's grace period: for stop, diff and seal."""
+"""Seconds that the end of an inner run needs besides its host's grace period: for stop, diff and seal."""
 
 ORDERS_BYTES_MAX: Final = 512 * 1024 * 1024
-"""Maximum size of all open orders together: thousands of usual orders, or as many of the largest as memory allows."""
+"""Maximum size of all open orders together, which is thousands of usual ones; a further order is refused."""
 
 FRAME_BYTES: Final = 1024
-"""Bytes of a line that are reserved for the id that the other end gave the run."""
+"""Bytes of a line that are reserved for the run's id, which the client chooses."""
 
 PIPE_BYTES: Final = 1024 * 1024
 """Size of the stdout pipe, if the system allows it, so that many runs on one pipe wait less often for the reader.
@@ -85,7 +85,8 @@ def main(
         make: makes the server; None runs the orders in this process.
 
     Returns:
-        The number of the signal or None, and lines about earlier interrupted runs that were recovered or could not be.
+        The number of the signal (None without one), and a line for each interrupted run of an earlier process that was
+        recovered, or could not be.
 
     Raises:
         BrokenPipeError: the reader of stdout closed it before the hello.
@@ -110,7 +111,7 @@ def _widen(stdout: int) -> None:
 
 
 class Server:
-    """Runs the orders of one client on a control plane."""
+    """Runs the orders of one client on this process's control plane."""
 
     def __init__(self, plane: ControlPlane, line_bytes_max: int) -> None:
         self.plane = plane
@@ -137,7 +138,7 @@ class Server:
         self._orders_bytes += order_bytes
         try:
             ended = await self._run_below(above)
-        except Exception as error:  # As a BackplaneError, it reaches the client without a traceback on stderr.
+        except Exception as error:  # A BackplaneError reaches the client without a traceback on stderr.
             raise unforeseen(error) from error
         finally:
             self._orders_bytes -= order_bytes
@@ -156,7 +157,7 @@ class Server:
         if stages or above.names_root:
             return await self._run_here(above, order, backend, route)
         async with incoming(self.plane.home) as folder:
-            empty = folder / "empty"  # A root of an order that names none must not mean our current folder.
+            empty = folder / "empty"  # An order without a root must not work in our current folder.
             empty.mkdir()
             workspace = msgspec.structs.replace(order.workspace, root=str(empty))
             order = msgspec.structs.replace(order, workspace=workspace)

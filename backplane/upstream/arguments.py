@@ -61,10 +61,10 @@ _DECODER: Final = json.JSONDecoder(strict=False, parse_constant=_no_number)
 
 
 def sendable(conversation: Conversation, tool_name: Spelling = ANY_WORD) -> tuple[Conversation, tuple[Loss, ...]]:
-    """Return a conversation whose calls the service accepts, and what was changed.
+    """Return a conversation whose calls the service accepts, and a loss for each kind of change.
 
     Args:
-        tool_name: names that the service takes.
+        tool_name: spelling of tool names that the service accepts.
     """
     losses: dict[str, Loss] = {}
 

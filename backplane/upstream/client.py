@@ -35,7 +35,7 @@ KEPT_S: Final = 60.0
 """Seconds that an unused connection is kept; most servers close it after about as long."""
 
 ERROR_BYTES_MAX: Final = 64 * 1024
-"""Bytes read of a refusal's body; the longest known are HTML pages."""
+"""Bytes that are read of a refusal's body; the longest known ones are HTML pages."""
 
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
 """Bytes of an answer; images in base64 have some 30 MB. A longer one fails."""
@@ -114,7 +114,7 @@ class ReplyStream:
             raise UpstreamError(self.nothing())
 
     async def _next(self) -> bytes | None:
-        """Return the next piece of the body; None at its end, or when the rest is no longer waited for."""
+        """Return the next piece of the body; None at its end, or when the time to wait for the rest is over."""
         if self._end_by is None:
             return await anext(self._pieces, None)
         with anyio.CancelScope(deadline=self._end_by), suppress(*FOREIGN):
@@ -145,7 +145,7 @@ class ReplyStream:
         return self.framing.inner.skipped if self.framing.inner is not None else 0
 
     def nothing(self) -> UpstreamFailure:
-        """Return the failure of an answer without a document of the protocol."""
+        """Return the failure for an answer without any document of the protocol."""
         if self.head.strip() and self.media_type == "text/event-stream":
             return self._failure("stream_closed", "the answer was cut before its first document", None)
         words = " ".join(self.head.decode("utf-8", "replace").split())
@@ -263,7 +263,7 @@ async def answer_to(
         yield response
     except FOREIGN as error:
         if response is not None and isinstance(error, UnicodeEncodeError):
-            raise  # It is the caller's, as headers have been sent.
+            raise  # The request was sent, so the error is the caller's own.
         raise UpstreamError(translated(error, endpoint)) from error
     finally:
         if response is not None:
@@ -272,7 +272,7 @@ async def answer_to(
 
 async def _refusal(response: httpx.Response, endpoint: Endpoint, url: str) -> RefusedAnswer:
     body = b""
-    with suppress(*FOREIGN):  # A part of a body has words, too.
+    with suppress(*FOREIGN):  # A part of the body is enough for an error message.
         check_coding(response)
         async for data in response.aiter_bytes():
             body += data
@@ -295,7 +295,7 @@ CODINGS: Final = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
 
 
 def check_coding(response: httpx.Response) -> None:
-    """Refuse a body that is packed in another way. Raises `httpx.DecodingError`."""
+    """Raise `httpx.DecodingError` if a body is packed in a way that is not in `CODINGS`."""
     coding = response.headers.get("content-encoding", "").strip().lower()
     if coding not in CODINGS:
         raise httpx.DecodingError(f"it is packed as {coding[:40]!r}, which was not asked for")
@@ -318,7 +318,9 @@ class Symptom(msgspec.Struct, frozen=True):
     fix: str
     """The next step."""
     may_pass: bool = True
+    """True if the same request may succeed later."""
     was_sent: bool = True
+    """True if the service may have received the request."""
 
 
 SYMPTOMS: Final = (
@@ -353,7 +355,7 @@ SYMPTOMS: Final = (
 
 
 def translated(error: Exception, endpoint: Endpoint) -> UpstreamFailure:
-    """Return the failure that an exception of the HTTP library is."""
+    """Return the failure for an exception of the HTTP library."""
     where = cut_urls(endpoint.base_url)
     if isinstance(error, httpx.ProxyError) and DENIAL in str(error):
         text = f"no connection to {where}: {clean(str(error)[str(error).index(DENIAL) :], endpoint.key)}"

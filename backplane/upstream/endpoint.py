@@ -17,7 +17,7 @@ from backplane.errors import ConfigError
 from backplane.upstream.clients import is_http
 
 CONNECT_S: Final = 10.0
-"""Seconds to connect; a slow handshake takes two. A server that takes longer counts as down."""
+"""Seconds to connect; a slow handshake takes two. A server that takes longer counts as unavailable."""
 
 TRIES_MAX: Final = 3
 """Attempts at the same request if the fault may pass, as in the vendors' own clients."""
@@ -45,8 +45,9 @@ class Protocol(msgspec.Struct, frozen=True):
     headers: tuple[tuple[str, str], ...] = ()
     """Headers that the settings can replace."""
     ids_optional: bool = False
-    """True if a result finds its call by name and order."""
+    """True if tool calls and results need no ids, as results belong to calls by name and order."""
     version: str = "/v1"
+    """Version at the end of the service's usual address."""
     adds_version: bool = False
     """True if the vendor's own programs add the version to an address."""
 
@@ -82,15 +83,15 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     base_url: str
     """Address of the service, with the version at its end (`/v1`); a preset has one."""
     dialect: Literal["openai", "kimi", "copilot"] | None = None
-    """Which of the family that `openai_compatible` is it speaks; None is the plain one, or the protocol's only one."""
+    """Variant of the protocol `openai_compatible` that the service speaks; None is the protocol's usual dialect."""
     key_env: str | None = None
     """Variable that holds the key; None sends no key."""
     model: str | None = None
-    """Taken when an order names none."""
+    """Model if the order names none."""
     headers: dict[str, str] = {}
     """Sent with every request; `$B` in a value stands for the variable B."""
     key_in_query: bool = False
-    """Send the key in the address, which is written down in many places: for a service that takes it nowhere else."""
+    """Send the key in the address, for a service that takes it nowhere else; addresses are logged in many places."""
     query: dict[str, str] = {}
     """Added to the address of every request."""
     max_output_tokens: int | None = None
@@ -172,13 +173,13 @@ def address(endpoint: Endpoint, model: str, *, stream: bool, other: str = "") ->
 
 
 def headers_of(endpoint: Endpoint, *, stream: bool) -> dict[str, str]:
-    """Return the headers of a request; the settings replace default ones, in any case."""
+    """Return the headers of a request; those of the settings replace default ones, in upper or lower case."""
     own = {name.lower(): value for name, value in endpoint.headers.items()}
     protocol = PROTOCOLS[endpoint.protocol]
     found = {
         "content-type": "application/json",
         "accept": "text/event-stream" if stream else "application/json",
-        # A packed stream waits until the packer's window is full.
+        # A packed stream would be delayed until the packer's window is full.
         "accept-encoding": "identity",
         "user-agent": "backplane",
         **dict(protocol.headers),

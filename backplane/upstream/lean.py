@@ -1,7 +1,7 @@
-"""A small pooled HTTP/1.1 client on h11, for the requests of a gateway: they cost a quarter of httpx's processor time.
+"""A small pooled HTTP/1.1 client on h11, for the gateway: a request takes a quarter of the processor time of httpx's.
 
-It raises httpx's errors and returns its responses, so what reads an answer need not know the difference. Proxies of the
-environment and names in an address are left to httpx.
+It returns httpx's responses and raises httpx's errors, so the code that reads an answer works with both. Where the
+environment sets a proxy, or an address has a user's name, httpx is used.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from backplane.upstream.clients import making_client
 
 READ_BYTES: Final = 64 * 1024
 HEAD_BYTES_MAX: Final = 100 * 1024
-"""Bytes of an answer's head; httpx takes as many."""
+"""Maximum bytes of an answer's head, as in httpx; a longer one fails."""
 CLOSE_S: Final = 1.0
-"""Seconds to close a connection; TLS says goodbye."""
+"""Seconds to close a connection, as TLS sends a last message."""
 
 
 def is_lean(base_url: str) -> bool:
-    """Return True if this client can reach an address: no proxy of the environment, and no name or password in it."""
+    """Return True if this client can reach an address: no proxy is set, and it has no name or password."""
     return not httpx.URL(base_url).userinfo and not {"http", "https", "all"} & getproxies().keys()
 
 
 class LeanClient:
-    """Connections to one service; `async with` closes those that are kept.
+    """Connections to one service; the end of `async with` closes the unused ones.
 
     Args:
         base_url: the service's address; all requests go to its host.
-        timeout_s: seconds without a byte after which an answer has failed.
+        timeout_s: seconds without a byte after which a request or an answer has failed.
         connect_s: seconds to connect.
-        kept_max, kept_s: how many unused connections are kept, and for how long.
+        kept_max: maximum unused connections that are kept.
+        kept_s: seconds that an unused connection is kept.
 
     Raises:
         ConfigError: `config_invalid`, the certificates cannot be read.
@@ -65,10 +66,10 @@ class LeanClient:
             await self._kept.pop().close()
 
     async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> httpx.Response:
-        """Send a request and return the answer before its body.
+        """Send a request and return the answer before its body is read; its `aclose` frees the connection.
 
         Raises:
-            httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError: as httpx does.
+            httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError: for the same reasons as in httpx.
         """
         given = [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
         own = [] if "host" in headers else [(b"host", self._netloc)]
@@ -100,7 +101,7 @@ class LeanClient:
             return _Connection(self, stream)
 
     async def _kept_one(self) -> _Connection | None:
-        """Take the kept connection that was used last; those that the service has closed are closed here, too."""
+        """Return the unused connection that was used last, or None; close those that are too old or were closed."""
         while self._kept:
             connection = self._kept.pop()
             if connection.is_usable(anyio.current_time() - self._kept_s):
@@ -109,7 +110,7 @@ class LeanClient:
         return None
 
     async def take_back(self, connection: _Connection) -> None:
-        """Keep a connection if its answer is over and the service keeps it, too; else close it."""
+        """Keep a connection if its answer was read to the end and the service keeps it, too; else close it."""
         http = connection.http
         is_over = http.our_state is http.their_state is h11.DONE and not http.trailing_data[0]
         if is_over and len(self._kept) < self._kept_max:
@@ -121,7 +122,7 @@ class LeanClient:
 
 
 class _Connection(httpx.AsyncByteStream):
-    """An open connection and the state of its HTTP; as a stream of httpx it is the body of the present answer."""
+    """An open connection; it also is the stream from which httpx's response reads the body of the current answer."""
 
     def __init__(self, client: LeanClient, stream: anyio.abc.ByteStream) -> None:
         self._client, self.stream = client, stream
@@ -131,7 +132,11 @@ class _Connection(httpx.AsyncByteStream):
         self._poll.register(stream.extra(anyio.abc.SocketAttribute.raw_socket), select.POLLIN)
 
     def is_usable(self, since_s: float) -> bool:
-        """Return True if it was used since then and has nothing to read: a closed one has its end to read."""
+        """Return True if the connection was used since a time, and the service has not closed it or sent anything more.
+
+        Args:
+            since_s: the time, by the event loop's clock.
+        """
         return self.used_s >= since_s and not self._poll.poll(0)
 
     async def response(self) -> h11.Response:
@@ -143,7 +148,7 @@ class _Connection(httpx.AsyncByteStream):
             return event
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield the body, each chunk of the service as a piece."""
+        """Yield the body, in pieces as the service sent them."""
         with _mapped(httpx.RemoteProtocolError, httpx.ReadError, httpx.ReadTimeout):
             while not isinstance(event := self.http.next_event(), h11.EndOfMessage):
                 if isinstance(event, h11.Data):
@@ -152,7 +157,7 @@ class _Connection(httpx.AsyncByteStream):
                     await self.receive()
 
     async def receive(self) -> bytes:
-        """Read once; return the bytes, empty at the connection's end."""
+        """Read once from the connection; return the bytes, empty if the service has closed it."""
         with anyio.fail_after(self._client.timeout_s):
             try:
                 data = await self.stream.receive(READ_BYTES)
@@ -162,7 +167,7 @@ class _Connection(httpx.AsyncByteStream):
         return data
 
     async def aclose(self) -> None:
-        """Keep the connection if the body was read to its end; httpx calls this once for each answer."""
+        """Give the connection back; httpx calls this once at the end of each answer."""
         await self._client.take_back(self)
 
     async def close(self) -> None:
@@ -172,7 +177,10 @@ class _Connection(httpx.AsyncByteStream):
 
 @lru_cache(maxsize=256)
 def _path(url: str) -> bytes:
-    """Return path and query of an address; a service has few, and reading one takes 50 µs. Raises httpx.InvalidURL."""
+    """Return path and query of an address. Raises httpx.InvalidURL.
+
+    Parsing takes 50 µs and a service has few addresses, so the results are cached.
+    """
     return httpx.URL(url).raw_path
 
 
@@ -180,7 +188,13 @@ def _path(url: str) -> bytes:
 def _mapped(
     protocol: type[httpx.HTTPError], network: type[httpx.HTTPError], timeout: type[httpx.HTTPError]
 ) -> Iterator[None]:
-    """Raise httpx's errors in place of those of anyio, h11 and ssl."""
+    """Raise httpx's errors in place of those of anyio, h11 and ssl.
+
+    Args:
+        protocol: raised for HTTP that is not valid.
+        network: raised if the connection breaks.
+        timeout: raised if a wait takes too long.
+    """
     try:
         yield
     except h11.ProtocolError as error:

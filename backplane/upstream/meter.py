@@ -29,19 +29,19 @@ _ANSWERS: Final = (
     (re.compile(r"/chat/completions$"), "openai"),
     (re.compile(r":(?:generate|streamGenerate)Content$"), "gemini"),
 )
-"""End of a request's path → dialect of its answer."""
+"""Pattern for the end of a request's path → dialect of its answer."""
 
 REQUEST_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes kept of a request, to read the limit of its answer; a longer one counts as one without a limit."""
+"""Bytes kept of a request, to read the limit that it sets for its answer; a longer request counts as without one."""
 
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-"""Members of a request that limit the tokens of its answer, where no object is around them."""
+"""Members at the top of a request that limit the tokens of its answer."""
 
 MODELS_MAX: Final = 32
-"""Models that are named in the receipt; answers of others count as `other`."""
+"""Number of models that the receipt names; answers of others count as `other`."""
 
 NAME_CHARS_MAX: Final = 200
-"""Characters of a counted name."""
+"""Maximum length of a counted name; the rest is cut."""
 
 
 def tally(counts: dict[str, int], name: str, most: int) -> None:
@@ -51,7 +51,7 @@ def tally(counts: dict[str, int], name: str, most: int) -> None:
 
 
 def asked_tokens(document: Any) -> int | None:
-    """Return the most tokens of all answers that a request asks for; None if it does not limit them."""
+    """Return the maximum tokens of all answers that a request asks for; None if it does not limit them."""
     if not isinstance(document, dict):
         return None
     config = document.get("generationConfig")
@@ -63,14 +63,14 @@ def asked_tokens(document: Any) -> int | None:
 
 
 class AnswerMeter:
-    """Reads the counters of one answer, streamed or whole; a wrong answer does not raise.
+    """Reads the counters of one answer, streamed or whole; an answer that cannot be read raises nothing.
 
     Attributes:
-        model: the service's name of the model that answers.
+        model: the service's name of the model; None until the answer names it.
         counts: the counters so far; None is unknown.
         failure: the failure that the stream reports; None if there is none.
-        has_content: True once something of the answer itself has come.
-        is_readable: False after bytes that are no answer of the dialect.
+        has_content: True once a part of the answer itself has come.
+        is_readable: False after bytes that are no answer in the dialect.
     """
 
     def __init__(self, dialect_name: str) -> None:
@@ -92,7 +92,7 @@ class AnswerMeter:
 
     @property
     def longest(self) -> int | None:
-        """Most tokens that the answer may have by its request; None if the request does not limit them."""
+        """Maximum tokens of the answer; None if the request does not limit them, or was too long to read."""
         if self._sent > REQUEST_BYTES_MAX:
             return None
         try:
@@ -102,12 +102,12 @@ class AnswerMeter:
 
     @property
     def sent_most(self) -> int:
-        """Tokens of the request: the service's count, else at most each byte and what services add."""
+        """Tokens of the request: the service's count, or else a maximum: one for each byte, plus `HIDDEN_TOKENS`."""
         known = self.counts.input if self.counts is not None else None
         return self._sent + HIDDEN_TOKENS if known is None else known
 
     def feed(self, data: bytes) -> list[Any]:
-        """Read unpacked bytes of the body; return the documents that they complete."""
+        """Read bytes of the body, without content encoding; return the documents that they complete."""
         return self._read(lambda: self.framing.feed(data))
 
     def finish(self) -> list[Any]:
@@ -156,13 +156,13 @@ class AnswerMeter:
 
 
 class ServiceMeter:
-    """Adds up what a service counted in all its answers to one run.
+    """Adds up the tokens and the cost of all answers of a service in one run.
 
-    An answer without counters, as one that broke off, is counted as the most that it can cost.
+    An answer without counters, such as one that broke off, counts as the most that it can cost.
 
     Attributes:
-        spent: tokens and money, the latter at most.
-        tokens_most: tokens, at most; None is unknown, as an answer has neither counters nor a limit.
+        spent: counted tokens, and the highest possible cost.
+        tokens_most: highest possible number of tokens; None if an answer had neither counters nor a limit.
 
     Args:
         price: price of the model; None is unknown.
@@ -172,20 +172,20 @@ class ServiceMeter:
         self.spent = Spent()
         self.tokens_most: int | None = 0
         self.uncounted = 0
-        """Answers that broke off, or had no readable counters."""
+        """Number of answers that broke off, or had no readable counters."""
         self.models: dict[str, int] = {}
-        """The service's name of the model that answered → answers."""
+        """The service's name of a model → number of its answers."""
         self._price = price
         self._has_price = price is not None
 
     def begin(self, path: str) -> AnswerMeter | None:
-        """Return the reader of a request's answer; None if the request asks no model."""
-        spelt = unquote(path).rstrip("/")  # A budget depends on this, so it is read as the service does.
+        """Return a reader for the answer to a request with this path; None if the request asks no model."""
+        spelt = unquote(path).rstrip("/")  # Decoded as the service decodes it, as a budget depends on it.
         name = next((name for pattern, name in _ANSWERS if pattern.search(spelt)), None)
         return None if name is None else AnswerMeter(name)
 
     def end(self, answer: AnswerMeter, *, is_whole: bool) -> None:
-        """Add the counters of an answer, whole or cut."""
+        """Add an answer that has ended; `is_whole` is False if it was cut off."""
         answer.finish()
         counts = answer.whole_counts if is_whole else None
         self.add(answer.model, counts, self._price, answer.sent_most, None if counts else answer.longest)
@@ -196,9 +196,10 @@ class ServiceMeter:
         """Add an answer.
 
         Args:
-            counts: its counters; None is unknown.
-            sent: tokens of the request, at most.
-            made: tokens of the answer, at most; None is unknown.
+            model: the service's name of the model; None is unknown.
+            counts: the answer's counters; None is unknown.
+            sent: maximum tokens of the request.
+            made: maximum tokens of the answer; None is unknown.
         """
         if model is not None:
             tally(self.models, model[:NAME_CHARS_MAX], MODELS_MAX)
@@ -215,7 +216,7 @@ class ServiceMeter:
 
     @property
     def unknown(self) -> list[str]:
-        """The budgets of which it is unknown how much may be used: an answer has neither counters nor a limit."""
+        """Names of the budgets that can no longer be checked, because an answer had neither counters nor a limit."""
         is_costly = self._has_price and self.spent.micros is None
         return ["budget_tokens"] * (self.tokens_most is None) + ["max_budget_usd"] * is_costly
 
