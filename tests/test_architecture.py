@@ -59,6 +59,7 @@ ROOMS = {
     "upstream.endpoint": "errors upstream.clients",
     "upstream.presets": "errors upstream.endpoint",
     "upstream.cost": f"{SHAPES} dialects.ir",
+    "upstream.measures": "",
     "upstream.prices": "upstream.cost",
     "upstream.meter": f"{SHAPES} dialects dialects.ir upstream.cost",
     "upstream": f"{SHAPES} dialects dialects.ir upstream.clients upstream.cost upstream.endpoint upstream.presets",
@@ -66,14 +67,14 @@ ROOMS = {
     "gateway.agents": f"{SHAPES} config dialects dialects.ir gateway gateway.record runtime upstream.cost",
     "gateway": (
         f"{SHAPES} config dialects dialects.ir gateway.record process redact sandbox upstream upstream.clients "
-        "upstream.cost upstream.meter upstream.endpoint upstream.presets upstream.prices"
+        "upstream.cost upstream.measures upstream.meter upstream.endpoint upstream.presets upstream.prices"
     ),
     "schemas": f"{SHAPES} agents.rows config dialects.ir policy protocol resources sandbox.credentials "
     "upstream.endpoint upstream.presets",
     "testing": f"{SHAPES} upstream.endpoint upstream.presets",
     # the near side of the line: a run, from its order to its stored receipt
     "agents.rows": "errors",
-    "routing": f"{SHAPES} policy upstream.cost",
+    "routing": f"{SHAPES} policy upstream.cost upstream.measures",
     "routing.driver": (
         f"{SHAPES} agents.rows config policy receipts routing runtime upstream upstream.cost "
         "upstream.endpoint upstream.presets upstream.prices view"
@@ -124,7 +125,7 @@ GROUND = {"errors", "contract"}
 PURE = {
     *("dialects.ir", "redact", "protocol", "policy", "dialects", "receipts.folded", "receipts.build", "receipts.calls"),
     *("receipts.claims", "receipts.claimed_texts", "receipts.enforcement", "receipts.outcomes", "receipts.state"),
-    *("gateway.record", "process.table", "routing", "upstream.cost", "view"),
+    *("gateway.record", "process.table", "routing", "upstream.cost", "upstream.measures", "view"),
 }
 PURE_NEVER = {
     "os",

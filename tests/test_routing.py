@@ -23,11 +23,12 @@ from backplane.routing import (
     choose,
     driver,
 )
-from backplane.routing.estimates import PERIOD_MS, circuit_until, estimate, limited_until, weight
+from backplane.routing.estimates import PERIOD_MS, circuit_until, limited_until
 from backplane.routing.failover import ATTEMPTS_MAX, FailoverAttempt, moves_on
 from backplane.routing.router import RoutingDecision
 from backplane.routing.task import PREFERENCES, RANKS, SHARES, read_route, read_strategy
 from backplane.upstream.cost import Price
+from backplane.upstream.measures import estimate, weight
 from backplane.upstream.prices import facts_of, price_of
 from tests import routing_by_the_page as page
 from tests.all.faults import sizes
@@ -327,7 +328,7 @@ def test_a_backend_that_fails_costs_what_it_takes_to_get_a_complete_run() -> Non
 
 
 def test_a_week_halves_what_a_run_counts() -> None:
-    assert [weight(NOW_MS - age, NOW_MS) for age in (0, PERIOD_MS - 1, PERIOD_MS, 20 * PERIOD_MS, -1)] == [
+    assert [weight(NOW_MS - age, NOW_MS, PERIOD_MS) for age in (0, PERIOD_MS - 1, PERIOD_MS, 20 * PERIOD_MS, -1)] == [
         1 << 20,
         1 << 20,
         1 << 19,

@@ -6,7 +6,7 @@ The rule is `docs/guide/routing-rule.md`, row by row. Clock and seed come in as 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Literal, cast
 
 import msgspec
@@ -15,9 +15,10 @@ from backplane.contract.canonical import timestamp_at
 from backplane.contract.capability import Manifest, Requirements
 from backplane.errors import CapabilityError, ConfigError
 from backplane.policy.capabilities import negotiate
-from backplane.routing.estimates import Estimate, Measures
+from backplane.routing.estimates import Measures
 from backplane.routing.task import PREFERENCES, SHARES, TYPES, Custom, Strategy, TaskDescriptor
 from backplane.upstream.cost import Price
+from backplane.upstream.measures import Estimate, Key, StrategyName, key_of
 
 MINUTE_MS: Final = 60_000
 
@@ -199,32 +200,20 @@ def _custom(strategy: Custom, task: TaskDescriptor, eligible: list[Option]) -> O
 
 # The key of a strategy ------------------------------------------------------------------------------------------------
 
-Key = tuple[int, ...]
 Ranks = Mapping[str, int]
 
 
 def _key_of(strategy: str, eligible: list[Option], ranks: Ranks) -> Callable[[Option], Key]:
     """Return the function that gives an option's key; the smallest key wins."""
-
-    def largest(found: Iterable[Estimate | None]) -> int:
-        return max((one.value for one in found if one is not None), default=0)
-
-    cost_max = largest(option.cost for option in eligible)
-    latency_max = largest(option.latency for option in eligible)
-    keys: dict[str, Callable[[Option], Key]] = {
-        "first_available": lambda option: (),
-        "cost": lambda option: (1, 0) if option.cost is None else (0, option.cost.value),
-        "latency": lambda option: (1, 0) if option.latency is None else (0, option.latency.value),
-        "balanced": lambda option: (_part(option.cost, cost_max) + _part(option.latency, latency_max),),
-        "quality": lambda option: (ranks.get(option.name, ranks.get(option.backend, 0)),),
-    }
-    return keys[strategy]
+    if strategy == "quality":
+        return lambda option: (ranks.get(option.name, ranks.get(option.backend, 0)),)
+    values = [(_value(option.cost), _value(option.latency)) for option in eligible]
+    key = key_of(cast(StrategyName, strategy), (cost for cost, _ in values), (latency for _, latency in values))
+    return lambda option: key(_value(option.cost), _value(option.latency))
 
 
-def _part(found: Estimate | None, largest: int) -> int:
-    if found is None:
-        return 1000
-    return 1000 * found.value // largest if largest else 0
+def _value(found: Estimate | None) -> int | None:
+    return None if found is None else found.value
 
 
 # The obstacles --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from backplane.contract.canonical import Json
 from backplane.contract.capability import Requirement
 from backplane.contract.unknown import explain
 from backplane.errors import ConfigError
+from backplane.upstream.measures import StrategyName
 
 if TYPE_CHECKING:
     from backplane.routing.router import Option
@@ -20,7 +21,6 @@ TaskType = Literal[
 ]  # fmt: skip
 Preference = Literal["speed", "quality", "cost", "balanced", "specific"]
 Priority = Literal["low", "normal", "high", "critical"]
-StrategyName = Literal["first_available", "cost", "latency", "balanced"]
 
 
 class TypeFacts(msgspec.Struct, frozen=True):
