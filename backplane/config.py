@@ -255,6 +255,20 @@ class GatewayAgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     policy: str | None = None
 
 
+class GatewayRouteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A route whose services are chosen by a strategy, `[gateway.models]`.
+
+    Attributes:
+        services: The services, `BACKEND` or `BACKEND/MODEL`; of equal ones, the earlier one is asked first.
+        strategy: Measure by which the first service of a request is chosen, and the order of the others:
+            `first_available` takes the order of `services`, `cost` the price of the request, `latency` the measured
+            times, and `balanced` both. A service that rests comes last.
+    """
+
+    services: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    strategy: Literal["first_available", "cost", "latency", "balanced"] = "first_available"
+
+
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The gateway for model requests, `[gateway]`; see `docs/guide/gateway.md`.
 
@@ -263,9 +277,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         port: Port that it listens on.
         hosts: Further names by which requests may address it in their header Host, each without a port: the name of a
             proxy with TLS in front, for example.
-        models: Name of a model, or a glob → services that answer it, `BACKEND` or `BACKEND/MODEL`: the next one is
-            asked if one fails before its first piece. A backend has `host = "api"`, or is a preset's name. Empty takes
-            the vendors' own names for each vendor whose key variable is set.
+        models: Name of a model, or a glob → services that answer it, `BACKEND` or `BACKEND/MODEL`, or a table with
+            `services` and `strategy`: the next one is asked if one fails before its first piece. A backend has
+            `host = "api"`, or is a preset's name. Empty takes the vendors' own names for each vendor whose key variable
+            is set.
         agents: Whole agents that are offered as models, by name.
         clients: Clients by name; without one, a key is made at each start.
         losses: `fail` refuses a request that another vendor's service cannot get in full; `allow` counts the losses in
@@ -276,7 +291,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     address: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 4180
     hosts: tuple[Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9._-]{1,253}$")], ...] = ()
-    models: dict[str, str | tuple[str, ...]] = {}
+    models: dict[str, str | Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] | GatewayRouteSettings] = {}
     agents: dict[str, GatewayAgentSettings] = {}
     clients: dict[str, GatewayClientSettings] = {}
     losses: Literal["allow", "fail"] = "allow"

@@ -221,9 +221,6 @@ _COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Protocol → members that its token counter accepts; it refuses a request with any other."""
 
-COUNT_BYTES: Final = 4
-"""Bytes of a request that count as one token if the service cannot count them."""
-
 
 def counted_body(protocol: str, request: dict[str, Any], model: str) -> bytes:
     """Return the body that asks a service's token counter to count a translated request."""

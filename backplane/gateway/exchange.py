@@ -6,6 +6,7 @@ asks for, and a conversation that the service does not know. Else request and an
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -16,7 +17,6 @@ from backplane.dialects import check_losses, framing
 from backplane.dialects.ir import Loss, TokenCounts
 from backplane.errors import TranslationError
 from backplane.gateway.answers import (
-    COUNT_BYTES,
     COUNTERS,
     Headers,
     Passing,
@@ -26,6 +26,7 @@ from backplane.gateway.answers import (
     counted_body,
     usage_of,
 )
+from backplane.gateway.choice import estimated_tokens, now_ms
 from backplane.gateway.frames import encode
 from backplane.gateway.fronts import GEMINI, RESPONSES, ClientCall, stream_of
 from backplane.gateway.kept import KeptResponse, Responses, items_of, keep_response
@@ -89,6 +90,11 @@ class ExchangeReport(msgspec.Struct, kw_only=True):
     target: Answering | None = None
     cost: int | None = None
     """Cost in millionths of a dollar, if an agent's run has measured it; None computes it from the tokens."""
+    considered: tuple[str, ...] = ()
+    """Services of the route in the order of the choice, with what decided; empty without a choice."""
+    asked_ns: int | None = None
+    """Monotonic time at which `target` was asked; None if it was not. Likewise `first_ns` for its first piece."""
+    first_ns: int | None = None
     tried: tuple[str, ...] = ()
     """Services that failed before the target, each with the code of its failure."""
     paid_attempts: int = 0
@@ -178,22 +184,35 @@ class Exchange:
         ask = {"count": self._count, "pass": self._pass}.get(self.call.action, self._ask)
         for place, target in enumerate(targets):
             is_last = place == len(targets) - 1
-            self.report.target = target
+            self.report.target, self.report.asked_ns = target, time.monotonic_ns()
             try:
                 await ask(target, reply)
-                return
             except TranslationError:
                 # The next service may speak a dialect in which the request can be written.
                 if reply.has_content or is_last:
                     raise
                 self.report.tried += (f"{target.backend}: not translated",)
             except UpstreamError as error:
+                self._note(target, error.failure)
                 if reply.has_content or is_last or error.failure.code not in MOVABLE:
                     if isinstance(error, RefusedAnswer) and not self._is_own(target):
                         raise UpstreamError(error.failure, error.hint) from error
                     raise
                 self.report.tried += (f"{target.backend}: {error.failure.code}",)
                 self.report.paid_attempts += error.failure.may_cost
+            else:
+                broken = UpstreamFailure(code="stream_closed", message="") if self.report.failure is not None else None
+                self._note(target, broken)
+                return
+
+    def _note(self, target: ModelTarget, failure: UpstreamFailure | None) -> None:
+        """Note for later choices how long a service took, and whether it failed."""
+        if self.call.action == "count":
+            return
+        has_failed, asked_ns = target.standing.note(failure, now_ms()), self.report.asked_ns
+        if self.call.action == "generate" and asked_ns is not None and (failure is None or has_failed):
+            ms = ((self.report.first_ns or time.monotonic_ns()) - asked_ns) // 1_000_000
+            target.standing.times(target.model, stream=self.stream).add(now_ms(), ms, is_complete=not has_failed)
 
     # The request for a service
 
@@ -327,7 +346,7 @@ class Exchange:
             except framing.UNREADABLE:
                 tokens = None
         if tokens is None:
-            tokens, headers = -(-self.size // COUNT_BYTES), [("x-backplane-estimate", "1")]
+            tokens, headers = estimated_tokens(self.size), [("x-backplane-estimate", "1")]
         name = "totalTokens" if self.call.front is GEMINI else "input_tokens"
         kind = {"object": "response.input_tokens"} if self.call.front is RESPONSES else {}
         rest = [(key, value) for key, value in headers if key != "content-type"]
@@ -422,6 +441,7 @@ class Exchange:
     async def _hand_on(self, held: list[bytes], head: Headers, reply: ReplySink) -> list[bytes]:
         """Send the collected pieces, if there are any; return an empty list for the next ones."""
         if held:
+            self.report.first_ns = self.report.first_ns or time.monotonic_ns()
             await reply.begin(200, head)
             await reply.piece(b"".join(held))
         return []

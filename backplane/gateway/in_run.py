@@ -86,6 +86,10 @@ class RunGateway:
         """Return the services; they are the same for every model name."""
         return self._routes.targets(model)
 
+    def choose(self, model: str, work: Work) -> tuple[Answering, ...]:
+        """Return the services; a run has one."""
+        return self._routes.targets(model)
+
     def owner(self, _user: None) -> str:
         """Return an empty name: the run has only one user."""
         return ""

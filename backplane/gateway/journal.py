@@ -29,6 +29,8 @@ LOCK_S_MAX: Final = 2.0
 """Seconds to wait for the lock on the record's folder; a gateway that was suspended may keep it for longer."""
 TICK_NS: Final = 1_000_000_000
 """Nanoseconds within which two changes of a folder may get the same time; on most file systems it is 4 ms."""
+RECENT_BYTES: Final = 512 * 1024
+"""Bytes of the record that a start reads for the times of services: some 800 exchanges."""
 LOCK_TRIES: Final = 5
 """Attempts to lock a file, a millisecond apart: a reader that tests the lock takes it for a moment."""
 _encode: Final = msgspec.json.Encoder().encode
@@ -226,6 +228,34 @@ def lines_of(path: Path) -> Iterator[Line]:
                 continue
 
 
+def recent_ends(home: Path) -> list[ExchangeEnd]:
+    """Return the newest ends of earlier exchanges, the oldest first; at most `RECENT_BYTES` are read."""
+    parts: list[bytes] = []
+    left = RECENT_BYTES
+    for _, path in _newest(home):
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            file.seek(max(path.stat().st_size - left, 0))
+            parts.append(file.read(left))
+            left -= len(parts[-1])
+        if left <= 0:
+            break
+    ends: list[ExchangeEnd] = []
+    for text in b"\n".join(reversed(parts)).splitlines():
+        with suppress(msgspec.MsgspecError):  # The first line may be cut.
+            line = _decode(text)
+            ends += [line] if isinstance(line, ExchangeEnd) else []
+    return ends
+
+
+def _newest(home: Path) -> list[tuple[int, Path]]:
+    """Return the files with the times of their last lines, the newest first."""
+    files: list[tuple[int, Path]] = []
+    for path in (home / FOLDER).glob(f"*{SUFFIX}"):
+        with suppress(FileNotFoundError):
+            files.append((path.stat().st_mtime_ns, path))
+    return sorted(files, reverse=True)
+
+
 def _interrupted(begin: ExchangeBegin, first: ExchangeFirst | None) -> ExchangeEnd:
     """Return the last line for an exchange whose gateway was killed; it is charged what was reserved."""
     end = ExchangeEnd(id=begin.id, at=now(), client=begin.client, end="interrupted", charged=begin.reserved)
@@ -280,11 +310,7 @@ def recorded(home: Path) -> Iterator[RecordedExchange]:
 
     A file is read only when the next exchange may be in it, so a caller that stops early reads few files.
     """
-    files: list[tuple[int, Path]] = []
-    for path in (home / FOLDER).glob(f"*{SUFFIX}"):
-        with suppress(FileNotFoundError):
-            files.append((path.stat().st_mtime_ns, path))
-    files.sort(reverse=True)
+    files = _newest(home)
     read = {path: _of_file(path, is_live=True) for _, path in files if _is_written(path)}
     opened = [one for exchanges in read.values() for one in exchanges if one.state == "live"]
     yield from sorted(opened, key=_begin, reverse=True)

@@ -62,6 +62,9 @@ class ExchangeEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
     """The service that was asked last."""
     model: str | None = None
     """The model that was asked there."""
+    considered: tuple[str, ...] = ()
+    """Services of the route in the order of the choice, each with what decided, or why it rests; empty if there was
+    only one."""
     tried: tuple[str, ...] = ()
     """Services that failed before, with their codes."""
     tokens: dict[str, int] | None = None
@@ -73,6 +76,8 @@ class ExchangeEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
     0 if the client has no budget."""
     ms: int = 0
     """Milliseconds since the begin; for an exchange whose gateway was killed, up to its last line."""
+    asked_ms: int = 0
+    """Milliseconds from the begin until the last service was asked."""
     first_ms: int | None = None
     """Milliseconds from the begin to the first piece of a stream; None if there was none."""
     losses: int = 0
@@ -115,6 +120,9 @@ class RecordedExchange(msgspec.Struct, frozen=True, kw_only=True):
     """The service that was asked last."""
     model: str | None = None
     """The model that was asked there."""
+    considered: tuple[str, ...] = ()
+    """Services of the route in the order of the choice, each with what decided, or why it rests; empty if there was
+    only one."""
     tried: tuple[str, ...] = ()
     """Services that failed before, with their codes."""
     tokens: dict[str, int] | None = None
@@ -154,6 +162,7 @@ def joined(
         return found
     return msgspec.structs.replace(
         found, state="ended", ended_at=end.at, ms=end.ms, first_ms=end.first_ms, end=end.end, status=end.status,
-        backend=end.backend, model=end.model, tried=end.tried, tokens=end.tokens, cost_usd_micros=end.cost,
-        charged_usd_micros=end.charged, losses=end.losses, lost=end.lost, code=end.code, error=end.error,
+        backend=end.backend, model=end.model, considered=end.considered, tried=end.tried, tokens=end.tokens,
+        cost_usd_micros=end.cost, charged_usd_micros=end.charged, losses=end.losses, lost=end.lost,
+        code=end.code, error=end.error,
     )  # fmt: skip

@@ -5,13 +5,17 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
-from backplane.config import BackendSettings, GatewaySettings, Settings
+from backplane.config import BackendSettings, GatewayRouteSettings, GatewaySettings, Settings
 from backplane.errors import ConfigError
+from backplane.gateway.choice import Choice, RequestFacts, Standing, now_ms, order
 from backplane.gateway.fronts import ClientCall, ModelRow
+from backplane.gateway.record import ExchangeEnd
 from backplane.upstream.cost import Price, read_price
 from backplane.upstream.endpoint import PROTOCOLS, VARIABLE, Endpoint, with_keys
 from backplane.upstream.presets import HOST, PRESETS, read_options, with_address
@@ -33,6 +37,8 @@ class ModelTarget(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     endpoint: Endpoint
     model: str
+    standing: Standing
+    """Its times and rests."""
     configured_price: Price | None = None
 
     @property
@@ -81,35 +87,59 @@ class ModelRoutes:
         self._table = _table(settings.gateway, environ)
         self._endpoints: dict[str, Endpoint] = {}
         self._prices: dict[str, Price] = {}
+        self._standings: dict[str, Standing] = {}
         if not self._table and not has_agents:
             raise ConfigError(
                 "config_invalid", "the gateway has no models",
                 hint='set ANTHROPIC_API_KEY, OPENAI_API_KEY or GEMINI_API_KEY, or write [gateway.models] with '
                 '"NAME" = "BACKEND/MODEL"',
             )  # fmt: skip
-        for name, routes in self._table.items():
-            for one in routes:
+        for name, route in self._table.items():
+            for one in route.services:
                 self._endpoint(one.partition("/")[0], name)
 
     def targets(self, model: str) -> tuple[ModelTarget, ...]:
-        """Return the services for a model's name, in the order to ask them; empty if the table has no such name."""
-        return tuple(self._target(one, model) for one in self._routes(model))
+        """Return the services for a model's name, in the order of the route; empty if the table has no such name."""
+        route = self._route(model)
+        return () if route is None else tuple(self._target(one, model) for one in route.services)
 
-    def _routes(self, model: str) -> tuple[str, ...]:
+    def choose(self, model: str, request: RequestFacts) -> Choice:
+        """Return the services for a model's name in the order in which a request asks them."""
+        route = self._route(model)
+        assert route is not None, "the services of a route are chosen"
+        return order(route.strategy, self.targets(model), request, now_ms())
+
+    @property
+    def has_times(self) -> bool:
+        """True if measured times decide somewhere."""
+        return any(route.strategy in ("latency", "balanced") for route in self._table.values())
+
+    def learn(self, end: ExchangeEnd) -> None:
+        """Take the time of an earlier exchange."""
+        if end.end == "complete" and end.backend in self._endpoints and end.model is not None:
+            stream = end.first_ms is not None
+            ms = (end.ms if end.first_ms is None else end.first_ms) - end.asked_ms
+            with suppress(ValueError):  # A line that a person edited.
+                at_ms = round(datetime.fromisoformat(end.at).timestamp() * 1000)
+                self._standing(end.backend).times(end.model, stream=stream).add(at_ms, ms)
+
+    def _standing(self, backend: str) -> Standing:
+        return self._standings.setdefault(backend, Standing())
+
+    def _route(self, model: str) -> GatewayRouteSettings | None:
         if model in self._table:
             return self._table[model]
-        globs = (rows for glob, rows in self._table.items() if GLOB.search(glob) and fnmatch.fnmatchcase(model, glob))
-        return next(globs, ())
+        globs = (route for glob, route in self._table.items() if GLOB.search(glob) and fnmatch.fnmatchcase(model, glob))
+        return next(globs, None)
 
     def models(self) -> list[ModelRow]:
         """Return the models that have names: those of the table, and a vendor's known models that a pattern matches."""
         names = [name for name in self._table if not GLOB.search(name)]
-        listed = [glob for glob, routes in self._table.items() if GLOB.search(glob) and self._is_listed(routes[0])]
-        names += [name for name in known_models() if any(fnmatch.fnmatchcase(name, glob) for glob in listed)]
-        return [
-            ModelRow(name, facts_of(self._target(self._routes(name)[0], name).model).context_tokens)
-            for name in dict.fromkeys(names)
+        listed = [
+            glob for glob, route in self._table.items() if GLOB.search(glob) and self._is_listed(route.services[0])
         ]
+        names += [name for name in known_models() if any(fnmatch.fnmatchcase(name, glob) for glob in listed)]
+        return [ModelRow(name, facts_of(self.targets(name)[0].model).context_tokens) for name in dict.fromkeys(names)]
 
     def _is_listed(self, route: str) -> bool:
         """Return True if a route leads to a vendor of models and keeps the model's name."""
@@ -125,8 +155,9 @@ class ModelRoutes:
         endpoint = self._endpoint(backend, asked)
         price = self._prices.get(backend)
         return ModelTarget(
-            backend=backend, endpoint=endpoint, model=model or endpoint.model or asked, configured_price=price
-        )
+            backend=backend, endpoint=endpoint, model=model or endpoint.model or asked,
+            standing=self._standing(backend), configured_price=price,
+        )  # fmt: skip
 
     def _endpoint(self, backend: str, name: str) -> Endpoint:
         if backend not in self._endpoints:
@@ -152,8 +183,14 @@ class ModelRoutes:
         return with_keys(read_options(options, f"backends.{backend}.options"), variables)
 
 
-def _table(settings: GatewaySettings, environ: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+def _table(settings: GatewaySettings, environ: Mapping[str, str]) -> dict[str, GatewayRouteSettings]:
     if settings.models:
-        return {name: (one,) if isinstance(one, str) else one for name, one in settings.models.items()}
+        return {name: _written(one) for name, one in settings.models.items()}
     ready = [name for name in USUAL if environ.get(PRESETS[name].key_env or "")]
-    return {glob: (name,) for name in ready for glob in USUAL[name]}
+    return {glob: _written(name) for name in ready for glob in USUAL[name]}
+
+
+def _written(route: str | tuple[str, ...] | GatewayRouteSettings) -> GatewayRouteSettings:
+    if isinstance(route, GatewayRouteSettings):
+        return route
+    return GatewayRouteSettings(services=(route,) if isinstance(route, str) else tuple(route))

@@ -195,7 +195,11 @@ class Keeper(Protocol[UserT]):
         ...
 
     def targets(self, user: UserT, model: str) -> tuple[Answering, ...]:
-        """Return the services that answer this model for a user, in the order to ask them; empty if there are none."""
+        """Return the services that answer this model for a user, in the order of its route; empty if there are none."""
+        ...
+
+    def choose(self, model: str, work: Work) -> tuple[Answering, ...]:
+        """Return the services of a model in the order in which a request asks them."""
         ...
 
     def entry(
@@ -357,7 +361,7 @@ class FrontServer(Generic[UserT]):
             reply.copy_max, reply.is_recorded = entry.copy_max, entry.is_recorded
             self._open += 1
             try:
-                await _run(client, work, targets, reply, entry)
+                await _run(client, work, self._keeper.choose(model, work), reply, entry)
             finally:
                 self._open -= 1
 

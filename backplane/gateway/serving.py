@@ -14,10 +14,11 @@ from typing import Final
 from backplane.config import GatewaySettings, Settings
 from backplane.errors import BackplaneError, TranslationError
 from backplane.gateway.bodies import BODY_BYTES_MAX, Bodies
+from backplane.gateway.choice import RequestFacts
 from backplane.gateway.clients import Client, Clients
 from backplane.gateway.exchange import Work
 from backplane.gateway.fronts import ClientCall, ModelRow
-from backplane.gateway.journal import ExchangeJournal, now
+from backplane.gateway.journal import ExchangeJournal, now, recent_ends
 from backplane.gateway.record import LOSSES_MAX, ExchangeBegin, ExchangeEnd, ExchangeFirst, Outcome
 from backplane.gateway.routes import AgentTarget, Answering, ModelRoutes
 from backplane.gateway.server import ClientReply, Entry, FrontServer, own_address
@@ -69,10 +70,18 @@ class Gateway:
         return [row for row in rows if user.may_ask(row.name)]
 
     def targets(self, user: Client, model: str) -> tuple[Answering, ...]:
-        """Return the services for a model, in the order to ask them; empty if the client may not ask it."""
+        """Return the services for a model, in the order of its route; empty if the client may not ask it."""
         if not user.may_ask(model):
             return ()
         return (self._agents[model],) if model in self._agents else self.routes.targets(model)
+
+    def choose(self, model: str, work: Work) -> tuple[Answering, ...]:
+        """Return the services in the order in which a request asks them; its report says what decided."""
+        if model in self._agents:
+            return (self._agents[model],)
+        found = self.routes.choose(model, RequestFacts(work.size, work.longest, work.stream))
+        work.report.considered = found.considered if len(found.targets) > 1 else ()
+        return found.targets
 
     def owner(self, user: Client) -> str:
         """Return the client's name."""
@@ -206,14 +215,16 @@ class _Entry:
         if seen is not None:
             counts = {name: getattr(seen, name) for name in ("input", "output", "cache_read", "cache_write")}
             tokens = {name: count for name, count in counts.items() if count is not None}
+        asked_ms = 0 if report.asked_ns is None else max(report.asked_ns // 1_000_000 - round(self._began * 1000), 0)
         words = error.message if error is not None else report.failure
         with suppress(BackplaneError):  # On a full disk: the next start ends the exchange.
             outcome = _outcome(error, report.failure, is_left=is_left, is_over=is_over)
             self._journal.write(ExchangeEnd(
                 id=self._id, at=now(), client=self._user.name, end=outcome,
                 status=reply.status, backend=None if target is None else target.backend,
-                model=None if target is None else target.model, tried=report.tried, tokens=tokens, cost=cost,
-                charged=charged, ms=self._ms(), first_ms=self._first_ms, losses=len(report.losses),
+                model=None if target is None else target.model, considered=report.considered, tried=report.tried,
+                tokens=tokens, cost=cost, charged=charged, ms=self._ms(), asked_ms=asked_ms,
+                first_ms=self._first_ms, losses=len(report.losses),
                 lost=tuple(f"{one.path or '/'} {one.kind} {one.code}" for one in report.losses[:LOSSES_MAX]),
                 code=None if error is None else error.code, error=None if words is None else words[:400],
             ))  # fmt: skip
@@ -252,6 +263,8 @@ async def open_gateway(
     routes = ModelRoutes(settings, environ, has_agents=bool(agents))  # First, so that a wrong table leaves no record.
     journal = ExchangeJournal(home)
     try:
+        for end in recent_ends(home) if routes.has_times else ():
+            routes.learn(end)
         secrets = [value for one in routes.endpoints() for value in (one.key, *one.headers.values()) if value]
         bodies = Bodies(journal.path, secrets) if settings.gateway.bodies else None
         async with Services() as services:

@@ -56,6 +56,7 @@ def exchange_facts(one: RecordedExchange, now_ms: int) -> dict[str, str]:
         "client": one_line(one.client),
         "asked": f"{one_line(one.asked)}  ({one.front}, {'a stream' if one.stream else 'one document'})",
         "given": given_of(one),
+        "chosen": "; ".join(map(one_line, one.considered)),
         "before": ", ".join(map(one_line, one.tried)),
         "began": one.began_at,
         "first": f"after {lasting(one.first_ms)}" if one.first_ms is not None else "",
