@@ -1,7 +1,7 @@
 """Checks that a stored receipt is as it was sealed: body, trace, patch, columns and chain.
 
-Every check returns its findings; none of them repairs anything. What only an older copy of the
-whole store could hide is seen with a checkpoint alone.
+Every check returns its findings; none repairs anything. If the whole store was replaced by an older copy, only a
+checkpoint kept elsewhere shows it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from backplane.receipts.trace import CHUNK_BYTES, Trace, open_plain
 _EMPTY_SHA256: Final = canonical.sha256_hex(b"")
 
 _RECORD, _CONTENTS = "patch.json", "repo.git"
-"""Files from which a patch is applied; a receipt that came from elsewhere has neither beside it."""
+"""Files from which a patch is applied; imported receipts come without them."""
 
 
 class AuditFinding(msgspec.Struct, frozen=True, rename={"run_id": "name"}):
@@ -36,7 +36,7 @@ class AuditFinding(msgspec.Struct, frozen=True, rename={"run_id": "name"}):
     """`receipt_hash_mismatch`, `receipt_chain_broken`, or `receipt_store_failed` for an unreadable receipt; None for a
     signature."""
     run_id: str
-    """Its id, or the file or folder that was checked; empty for the store."""
+    """Id of the run, or the file or folder that was checked; empty for the store itself."""
     fact: str
 
 
@@ -45,11 +45,11 @@ class Audit(msgspec.Struct, frozen=True, rename={"findings": "faults"}):
 
     findings: tuple[AuditFinding, ...]
     checked: int
-    """Receipts whose content was hashed."""
+    """Number of receipts whose content was hashed."""
     pruned: int = 0
-    """Pruned receipts: only their row and its place in the chain were checked."""
+    """Number of pruned receipts, of which only the row and its place in the chain were checked."""
     rollback_checked: bool = False
-    """True if a checkpoint was given; without one a cut tail or an older copy of the store cannot be seen."""
+    """True if a checkpoint was given; without one, missing last rows or an older copy of the store go unnoticed."""
     rebuilt: str | None = None
     """When the index was last rebuilt from the run folders; None if it never was."""
 
@@ -74,7 +74,7 @@ def check_row(row: ReceiptRow, body: bytes, trace: Trace, folder: Path) -> list[
         if getattr(row, name) != value
     ]
     opening, patch = opening_of(folder), folder / PATCH
-    # The patch of a copied run may have stayed where it was.
+    # A copied run may have been copied without its patch.
     if opening.patch or opening.fact != COPIED or os.path.lexists(patch):
         faults += [*patch_faults(receipt, patch), *_record_faults(receipt, folder)]
     return [_mismatch(row, fault) for fault in faults]
@@ -85,7 +85,7 @@ def _mismatch(row: ReceiptRow, fact: str) -> AuditFinding:
 
 
 def check_link(row: ReceiptRow, previous: ReceiptRow | None) -> list[AuditFinding]:
-    """Compare one row's place in the chain with the row before it (None before the first)."""
+    """Compare one row's place in the chain with the row before it; `previous` is None for the first row."""
     faults = []
     expected = previous.sequence + 1 if previous else 1
     if row.sequence != expected:
@@ -98,7 +98,7 @@ def check_link(row: ReceiptRow, previous: ReceiptRow | None) -> list[AuditFindin
 
 
 def check_kept(row: ReceiptRow, folder: Path) -> list[AuditFinding]:
-    """Compare a row with the one that stands beside its receipt."""
+    """Compare a row with its copy beside the receipt."""
     kept = kept_row(folder)
     if kept is not None and all(getattr(kept, name) == getattr(row, name) for name in row.__struct_fields__):
         return []
@@ -107,7 +107,7 @@ def check_kept(row: ReceiptRow, folder: Path) -> list[AuditFinding]:
 
 
 def check_checkpoint(checkpoint: ChainCheckpoint, row: ReceiptRow | None) -> list[AuditFinding]:
-    """Compare a checkpoint kept elsewhere with the row of its sequence now."""
+    """Compare a checkpoint kept elsewhere with the present row of its sequence; `row` is None if there is none."""
     if row is not None and row.link == checkpoint.link:
         return []
     now = "is not there" if row is None else "is another one"
@@ -142,7 +142,7 @@ def patch_claim(receipt: Receipt) -> dict[str, Json]:
 
 
 def patch_hash(receipt: Receipt) -> str | None:
-    """Return the hash of the patch that a receipt vouches for: the one that it names, else of the patch inside it."""
+    """Return the patch's hash by a receipt: the hash that it names, else that of the patch in it; None without both."""
     claimed, diff = patch_claim(receipt).get("sha256"), receipt.verification.git_diff
     if isinstance(claimed, str):
         return claimed
@@ -150,7 +150,7 @@ def patch_hash(receipt: Receipt) -> str | None:
 
 
 def record_hash(receipt: Receipt) -> str | None:
-    """Return the hash of the record that the patch is applied from; None if the receipt does not say."""
+    """Return the hash of the record from which the patch is applied; None if the receipt does not name it."""
     found = patch_claim(receipt).get("record_sha256")
     return found if isinstance(found, str) else None
 
@@ -162,9 +162,9 @@ def _record_faults(receipt: Receipt, folder: Path) -> Iterator[str]:
 
 
 def patch_faults(receipt: Receipt, path: Path) -> Iterator[str]:
-    """Yield each difference between the patch beside a receipt and the receipt's words about it."""
+    """Yield each fault of the patch beside a receipt: it is missing, unreadable, or has another hash."""
     expected = patch_hash(receipt)
-    # A receipt of another maker has its patch inside; no file was ever promised.
+    # A receipt made by another program contains its patch, so there need not be a file.
     is_promised = "patch" in receipt.backplane and expected != _EMPTY_SHA256
     if expected is not None and (is_promised or os.path.lexists(path)):
         yield from _file_faults(path, "the patch", expected)

@@ -25,7 +25,7 @@ from backplane.receipts.outcomes import CAUSE_CHARS_MAX, End, outcome_of
 from backplane.receipts.state import RunState
 
 CLAIM_CHARS_MAX: Final = 64 << 10
-"""Longest text that a receipt repeats of its host; of a longer one it has the size and the hash."""
+"""Maximum length of a host's text that the receipt repeats; of a longer one, it has the size and the hash."""
 
 _TYPED_FIELDS: Final = frozenset(Receipt.__struct_fields__)
 
@@ -44,12 +44,12 @@ def build(
     added: dict[str, Json],
     inner_verified: bool | None = False,
 ) -> Receipt:
-    """Build the receipt of a run, which is still to be sealed.
+    """Return the receipt of a run, which is not sealed yet.
 
     Args:
-        finished_ns: since 1970; not before the start, whatever the clock says.
-        added: members for `usage_raw.backplane` that were worked out after the run.
-        inner_verified: whether the hash in the host's receipt is right for the events that were seen; None if that is
+        finished_ns: end of the run in nanoseconds since 1970; a time before the start counts as the start.
+        added: members for `usage_raw.backplane` that were computed after the run.
+        inner_verified: True if the hash in the host's receipt is correct for the events that were seen; None if that is
             unknown.
     """
     claim = facts.claim
@@ -115,8 +115,8 @@ def _members(facts: RunState) -> dict[str, Json]:
 def _usage(facts: RunState) -> tuple[Usage, dict[str, str]]:
     """Return the usage, and the source of each number: the model's service, the host's receipt, or its reports.
 
-    Tokens in the receipt below those reported before cannot be, so the reported ones count. A lower cost or number of
-    requests can: the earlier one may have been an estimate.
+    If the host's receipt has fewer tokens than were reported before, the reported ones count. A lower cost or number of
+    requests in it counts, because the earlier one may have been an estimate.
     """
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}

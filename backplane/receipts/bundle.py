@@ -1,7 +1,7 @@
 """Exports and imports receipts: one folder with receipt, patch, journal and signature, or a receipt's file.
 
-What comes in is verified before anything is kept, and kept exactly, so that its hash is still the
-maker's. Only receipts and patches come in; a foreign journal is not needed, as the receipt holds the trace.
+An import is verified first, and stored unchanged, so that its hash stays valid. Only receipts and patches are imported;
+the journal is not needed, because the receipt contains the trace.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 JOURNAL: Final = "journal"
 SIGNATURE: Final = f"receipt{signatures.SUFFIX}"
 RECEIPT_BYTES_MAX: Final = 256 << 20
-"""Size limit of a foreign receipt: JSON is parsed as a whole, at several times its size in memory."""
+"""Maximum size of an imported receipt; parsing JSON needs several times its size in memory."""
 
 
 # Out ------------------------------------------------------------------------------------------------------------------
@@ -42,12 +42,12 @@ def export(store: Store, run: str, folder: Path) -> Path:
     """Write a stored receipt, its patch and its journal as one folder.
 
     Args:
-        run: id or its beginning.
-        folder: made by this; must not exist yet, or be empty.
+        run: id of the run, or its beginning.
+        folder: folder to make; it must not exist yet, or be empty.
 
     Raises:
         ConfigError: `config_invalid`: no such run, or the folder is in use.
-        StoreError: `receipt_store_failed` when something cannot be read or written; no folder is left.
+        StoreError: `receipt_store_failed`, a file cannot be read or written; no folder is left.
     """
     receipt = store.load(run)
     source = store.folder(receipt.meta.run_id)
@@ -92,12 +92,12 @@ def write_receipt(receipt: Receipt, path: Path) -> None:
 
 
 def import_bundle(store: Store, path: Path) -> ReceiptRow:
-    """Keep a foreign receipt, from a folder of `export` or a single file.
+    """Store a receipt from elsewhere: from a folder that `export` made, or from a single file.
 
     Raises:
         ConfigError: `config_invalid`: not readable, or too large.
-        ContractError: `contract_invalid_receipt`: not a receipt, or a key stands twice.
-        StoreError: `receipt_hash_mismatch`: no hash, a wrong one, or a patch it does not vouch for;
+        ContractError: `contract_invalid_receipt`: not a receipt, or an object has a key twice.
+        StoreError: `receipt_hash_mismatch`: the receipt's hash is missing or wrong, or the patch has another hash;
             `receipt_store_failed`: stored already, or the disk fails. Nothing was imported.
     """
     receipt, patch, signature = read_bundle(path)
@@ -121,14 +121,14 @@ def read_bundle(path: Path) -> tuple[Receipt, bytes, Path]:
     receipt = parse_receipt(read_bounded(path), str(path))
     patch = (receipt.verification.git_diff or "").encode()
     if patch_hash(receipt) != canonical.sha256_hex(patch):
-        patch = b""  # The receipt names another patch, which is not here.
+        patch = b""  # The receipt names another patch, which is not in the folder.
     if patch:
         check_patch(receipt, path, patch)
     return receipt, patch, path.with_suffix(signatures.SUFFIX)
 
 
 def bundle_faults(path: Path, key: Ed25519PublicKey | None) -> Iterator[AuditFinding]:
-    """Yield the faults of a receipt's file or an exported folder, its signature among them if there is a key.
+    """Yield the faults of a receipt's file or an exported folder, including the signature's if there is a key.
 
     Raises:
         ConfigError: `config_invalid`, it cannot be read.
@@ -145,7 +145,7 @@ def bundle_faults(path: Path, key: Ed25519PublicKey | None) -> Iterator[AuditFin
 
 
 def unsigned_row(store: Store, row: ReceiptRow, key: Ed25519PublicKey | None) -> Iterator[AuditFinding]:
-    """Yield the fault of a stored receipt's signature; nothing without a key."""
+    """Yield the fault of a stored receipt's signature; nothing if `key` is None."""
     yield from _unsigned(row.run_id, signatures.path_of(store.home, row.run_id), key, row.sha256)
 
 
@@ -156,10 +156,10 @@ def _unsigned(name: str, path: Path, key: Ed25519PublicKey | None, sha256: str |
 
 
 def parse_receipt(data: bytes, name: str) -> Receipt:
-    """Read a foreign receipt and verify it; the value hashes as its maker's did.
+    """Read a receipt from elsewhere, and verify its hash.
 
     Args:
-        name: of the file, for the error.
+        name: name of the file, for errors.
 
     Raises:
         ContractError, StoreError: as `import_bundle`.
@@ -177,7 +177,7 @@ def parse_receipt(data: bytes, name: str) -> Receipt:
         raise StoreError("receipt_hash_mismatch", f"{name} has no hash", hint="only sealed receipts can be imported")
     if is_intact(receipt):
         return receipt
-    # The public implementation hashes before it prints, and reads long fractions inexactly.
+    # The public implementation makes the hash before it writes numbers, and reads long fractions inexactly.
     inexact = _in_memory(read_receipt(canonical.decode_inexact(data)))
     if is_intact(inexact):
         return inexact
@@ -189,7 +189,7 @@ def _in_memory(receipt: Receipt) -> Receipt:
 
 
 def check_patch(receipt: Receipt, path: Path, patch: bytes) -> None:
-    """Compare the patch that came with a receipt with what the receipt says of it.
+    """Compare the patch that came with a receipt with the hash in the receipt.
 
     Args:
         path: file from which the patch was read; it may be missing if the patch is empty.
@@ -212,7 +212,7 @@ def _size_of_patch(receipt: Receipt) -> int | None:
 
 
 def _read_inside(path: Path) -> bytes:
-    """Read a file of a foreign folder, which may have links out of it, and pipes. Raises as `read_bounded`."""
+    """Read a file in an untrusted folder, which may contain pipes, and links out of it. Raises as `read_bounded`."""
     try:
         return read_plain(path, RECEIPT_BYTES_MAX)
     except OSError as error:
@@ -220,7 +220,7 @@ def _read_inside(path: Path) -> bytes:
 
 
 def read_bounded(path: Path) -> bytes:
-    """Read a file of `RECEIPT_BYTES_MAX` at most, or a pipe. Raises ConfigError, `config_invalid`."""
+    """Read at most `RECEIPT_BYTES_MAX` from a file or pipe. Raises ConfigError, `config_invalid`."""
     try:
         with path.open("rb") as file:
             data = file.read(RECEIPT_BYTES_MAX + 1)

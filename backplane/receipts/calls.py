@@ -1,6 +1,6 @@
-"""The calls of a run, each with the question that was asked about it and its answer. Pure.
+"""Records the calls of a run, each with the question about it and the answer. Pure.
 
-Asks, answers and events go in; which calls were done without an answer, or against one, comes out. An answer counts for
+Asks, answers and events go in; the calls that ran without an answer, or against it, come out. An answer counts for
 one call: the one that its ask names by `tool_use_id`, else one of the same tool with the same input. Of ids, inputs,
 commands and paths only hashes are kept.
 """
@@ -20,24 +20,24 @@ from backplane.policy.paths import TOOLS
 from backplane.policy.rules import TOOL_NAME_CHARS_MAX, tool_names
 
 CALLS_MAX: Final = 10_000
-"""Calls and asks that are open at once, under a kilobyte each; agents have some dozens. Beyond that no call counts
-as asked about."""
+"""Maximum number of open calls and asks, under a kilobyte each; agents have some dozens. Further calls count as not
+asked about."""
 
 ENDED_MAX: Final = 1000
-"""Calls kept after their result, for a result in pieces and for a command that is reported later."""
+"""Number of calls kept after their result, for further pieces of it and for commands that are reported later."""
 
 FILES_MAX: Final = 10_000
-"""Files kept of all calls together, of denied and of allowed changes; agents change some dozens in a run. Beyond that
-no call counts as asked about."""
+"""Maximum number of files kept for all calls, of denied and of allowed changes; agents change some dozens in a run.
+Calls beyond that count as not asked about."""
 
 PARTS_MAX: Final = 16
-"""Members of an input that are compared one by one; tools have some five."""
+"""Maximum number of members of an input that are compared one by one; tools have some five."""
 
 OPAQUE_MAX: Final = 8
-"""Names of tools that are listed in a receipt's gap."""
+"""Maximum number of tool names in a receipt's gap."""
 
 BREACHES_MAX: Final = 100
-"""Calls listed that were done against their answer; all are counted."""
+"""Maximum number of listed calls that were made against their answer; all are counted."""
 
 PATCH_TOOL: Final = "apply_patch"
 """Tool of an ask about a patch."""
@@ -46,11 +46,11 @@ Answered = Literal["", "open", "allow", "deny"]
 """The answer to the question about a call: empty without a question, `open` until it is answered."""
 
 Key = tuple[str, bytes | str | tuple[str, bytes]]
-"""What a call is found by: `id`, `tool`, `input` (with its tool), `command`, `patch` (a path of it), and `not input` or
-`not command` for what a changed call must not run with."""
+"""A key of a call: `id`, `tool`, `input` (with the tool), `command` or `patch` (one of its paths). `not input` and `not
+command` find a call by the input that an answer has replaced."""
 
 _FIRST_DONE: Final[tuple[Answered, ...]] = ("allow", "", "open", "deny")
-"""Order in which a successful result without an id is given to one of several calls: an allowed one first."""
+"""Order in which calls are chosen for a successful result without an id: allowed calls first."""
 
 _FIRST_FAILED: Final[tuple[Answered, ...]] = ("deny", "open", "", "allow")
 
@@ -61,22 +61,22 @@ class CallRecord(msgspec.Struct, eq=False, kw_only=True):
     tool: str
     id: bytes | None = None
     reported: bytes | None = None
-    """Hash of its input in the event `tool_call`; None before that."""
+    """Hash of its input in the event `tool_call`; None before the event."""
     reported_parts: frozenset[bytes] = frozenset()
     """Hashes of the members of its input in the event."""
     may: bytes | None = None
-    """Hash of the input that it may run with: the one that was asked about, or the changed one."""
+    """Hash of the input with which it may run: that of the ask, or of the answer that changed it; None if unknown."""
     may_parts: frozenset[bytes] = frozenset()
-    """Hashes of the members of the input that it may run with."""
+    """Hashes of the members of the input with which it may run."""
     is_changed: bool = False
-    """An answer gave it another input than the one that was asked about."""
+    """True if an answer changed its input."""
     asked_as: str = ""
-    """Tool that the ask named."""
+    """Tool that the ask named; empty without an ask."""
     shown_as: str = ""
     """Tool that the answered ask about its result named; empty if there is none."""
     answer: Answered = ""
     by_id: bool = False
-    """The ask named the call by its id."""
+    """True if the ask named the call by its id."""
     files: tuple[bytes, ...] = ()
     """Hashes of the paths that it would change, relative to the root."""
     began_at: int = 0
@@ -86,18 +86,18 @@ class CallRecord(msgspec.Struct, eq=False, kw_only=True):
     answered_at: int = 0
     ended_at: int = 0
     done: bool = False
-    """It was carried out: its result is no error, its command was run or its file changed."""
+    """True if it was carried out: its result is no error, its command ran, or its file changed."""
     failed: bool = False
-    """Its result, which named it by its id, was an error."""
+    """True if the result with its id is an error."""
     ran: bool = False
-    """The host has reported its command."""
+    """True if the host has reported its command."""
     ignores_change: bool = False
-    """An answer changed its input, and it came with another one."""
+    """True if an answer changed the input, and the host reported the call with another one."""
     keys: list[Key] = []
 
     @property
     def is_allowed(self) -> bool:
-        """Return whether an ask named this tool, and was allowed."""
+        """Return whether the call was allowed, and the ask named the call's tool."""
         if self.answer != "allow" or not self.asked_as:
             return self.answer == "allow"
         return self.tool == neutral(self.asked_as) or (
@@ -106,25 +106,25 @@ class CallRecord(msgspec.Struct, eq=False, kw_only=True):
 
 
 class CallBook:
-    """All calls of one run."""
+    """Records all calls of one run."""
 
     def __init__(self) -> None:
         self.asked = self.allowed = self.denied = self.denied_then_done = self.modified = 0
         self._breaches: list[tuple[CallRecord, str]] = []
         self.unasked_tools: set[str] = set()
-        """Tools of which a call was carried out without a question before it."""
+        """Tools that ran without a question before."""
         self.is_full = False
-        """There were more calls or files than can be kept."""
+        """True if there were more calls or files than can be kept."""
         self.unasked = 0
-        """Number of ended calls, commands and results without a question before them."""
+        """Number of ended calls, commands and results without an earlier question."""
         self._opaque: dict[str, None] = {}
         self._calls: dict[Key, list[CallRecord]] = {}
         self._live: dict[int, CallRecord] = {}
         self._ended: deque[CallRecord] = deque()
         self._asks: dict[str, tuple[CallRecord, bool]] = {}
-        """Ask that is open → its call, and whether it is about the call's result."""
+        """Id of an open ask → its call, and True if the ask is about the call's result."""
         self._files = 0
-        """Number of files of the calls that are kept."""
+        """Number of files of all kept calls."""
         self._denied_files: dict[bytes, CallRecord] = {}
         self._allowed_files: set[bytes] = set()
         self._now = 0
@@ -140,7 +140,7 @@ class CallBook:
         self._index(call, ("input", (tool, wanted)), *_commands(input))
 
     def ask_patch(self, ask_id: str, files: Collection[str], *, id: str | None = None) -> None:
-        """Note a question about a patch: it settles a call that changes no other files."""
+        """Note a question about a patch, which is also about a call that changes no other files."""
         hashes = self._hashes(files)
         named = self._open_at(("id", _hash(id))) if id is not None else []
         changing = [one for path in hashes for one in self._open_at(("patch", path)) if {*one.files} <= {*hashes}]
@@ -162,8 +162,8 @@ class CallBook:
         """Note an answer.
 
         Args:
-            name: of the ask's tool.
-            input: what is to be used instead, with `modify`.
+            name: name of the ask's tool.
+            input: the new input or output, with `modify`.
         """
         call, is_about_result = self._asks.pop(ask_id, (None, False))
         if call is None:
@@ -185,14 +185,14 @@ class CallBook:
         self.denied += 1
         call.answer = "deny"
         self._denied_files.update(dict.fromkeys(call.files[: FILES_MAX - len(self._denied_files)], call))
-        # An allowed call that was not done loses its answer when the same is asked again.
+        # If an allowed call did not run and the agent asks again for the same, the new answer replaces the old one.
         for other in self._at(("input", (call.tool, call.may or b""))):
             is_older = other is not call and other.reported is None and not other.by_id
             if is_older and other.answer == "allow" and other.answered_at < call.asked_at:
                 other.answer = "deny"
 
     def _change(self, call: CallRecord, input: Json) -> None:
-        """Set another input for the call; it must not run with its own any more."""
+        """Set another input for the call, with which it must run."""
         self.modified += 1
         was = [key for key in call.keys if key[0] == "command" or (key[0] == "input" and call.reported is None)]
         self._unindex(call, was)
@@ -210,14 +210,14 @@ class CallBook:
         self._set_files(call, files)
 
     def _to_ask(self, tool: str, wanted: bytes, parts: frozenset[bytes], id: str | None) -> CallRecord | None:
-        """Return the call that a question is about, if the host has reported it already."""
+        """Return the call that a question is about; None if the host has not reported it yet."""
         if id is not None:
             named = self._open_at(("id", _hash(id)))
-            # An agent may ask about more than it has reported: about defaults of its tool, say.
+            # The input of an ask may have more members than the reported one, such as defaults of the tool.
             found = [one for one in named if one.may == wanted or (one.reported and one.reported_parts <= parts)]
             return found[0] if found else None
         found = [one for one in self._open_at(("input", (tool, wanted))) if one.reported == wanted]
-        # The latest of several equal calls without an answer, else the latest denied one: agents ask again.
+        # Of several equal calls, the latest without an answer, else the latest denied one, as agents ask again.
         return next((one for answer in ("", "deny") for one in reversed(found) if one.answer == answer), None)
 
     # Reports ----------------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class CallBook:
         if not call.answer:
             self._set_files(call, hashes)
             self._index(call, *_commands(input), *(("patch", path) for path in call.files))
-            # Its question, found by its id, or a `modify` allowed another input.
+            # An answer changed the input of a call with this id or this old input.
             others = [one for one in (*self._at(("not input", (tool, wanted))), *named) if one.reported is None]
             call.ignores_change = any(one.answer == "allow" and one.is_changed for one in others)
         self._index(call, ("input", (tool, wanted)), ("tool", tool), *_id_key(id))
@@ -243,7 +243,7 @@ class CallBook:
     def _asked_for(
         self, tool: str, wanted: bytes, parts: frozenset[bytes], id: str | None, files: tuple[bytes, ...]
     ) -> CallRecord | None:
-        """Return the call that was asked about before the host reported it."""
+        """Return the call that was asked about before the host reported it; None if there is none."""
         key = _hash(id) if id is not None else None
         named = self._open_at(("id", key)) if key is not None else []
         patches = [one for path in files for one in self._open_at(("patch", path)) if {*files} <= {*one.files}]
@@ -253,14 +253,14 @@ class CallBook:
             [one for one in patches if one.may is None],
         ):
             loose = [one for one in found if one.reported is None]
-            # A call may have an id although its ask had none, and the other way round.
+            # The call may have an id and its ask none, or the reverse.
             best = [one for one in loose if key is None or one.id == key] or [one for one in loose if one.id is None]
             if best:
                 return min(best, key=lambda one: _FIRST_DONE.index(one.answer))
         return None
 
     def ended(self, name: str, id: str | None, *, is_error: bool) -> CallRecord | None:
-        """Note a result, and return its call; None if there is none."""
+        """Note a result, and return its call; None if no call fits."""
         tool = neutral(name)
         call = self._of_result(tool, id, is_error=is_error)
         if call is None:
@@ -299,7 +299,7 @@ class CallBook:
                 self._breach(call, _ignored(call))
 
     def _trade(self, call: CallRecord) -> None:
-        """Swap the answers of two equal calls open at once: asks without ids do not say which one they mean."""
+        """Swap the answers of two equal calls that are open at once, because asks without ids may mean either."""
         for other in self._at(("input", (call.tool, call.reported or b""))):
             is_twin = other is not call and not (other.by_id or call.by_id or other.done or other.is_changed)
             both_reported = other.reported_at and call.reported_at
@@ -331,7 +331,7 @@ class CallBook:
         return call
 
     def changed(self, files: Collection[str]) -> None:
-        """Note which files have changed; a change that was denied and that no other call may have made is a breach.
+        """Note the changed files; a denied change that no other call can have made is a breach.
 
         Args:
             files: relative to the root.
@@ -358,16 +358,16 @@ class CallBook:
         return {name: getattr(self, name) for name in names}
 
     def breaches(self) -> list[tuple[CallRecord, str]]:
-        """Return the calls that were done against their answer, and how, the first `BREACHES_MAX`."""
+        """Return the first `BREACHES_MAX` calls that were made against their answer, each with the reason."""
         left = [one for one in self._live.values() if one.ignores_change and not one.answer and not one.done]
         return [*self._breaches, *((one, _ignored(one)) for one in left)][:BREACHES_MAX]
 
     def has_unasked(self) -> bool:
-        """Return True if a call or a command ran without a question before it."""
+        """Return True if a call or a command ran without an earlier question."""
         return bool(self.unasked) or any(one.reported is not None and not one.answer for one in self._live.values())
 
     def opaque(self) -> list[str]:
-        """Return names of tools that were used and do not name each place that they read, write or connect to."""
+        """Return the names of used tools whose inputs do not name each place that they read, write or connect to."""
         live = (one.tool for one in self._live.values() if one.answer in ("", "allow") and not _is_whole(one.tool))
         return list(dict.fromkeys([*self._opaque, *live]))[:OPAQUE_MAX]
 
@@ -408,7 +408,7 @@ class CallBook:
             self._unindex(old, list(old.keys))
 
     def _hashes(self, files: Collection[str]) -> tuple[bytes, ...]:
-        """Return hashes of these paths; none, and the book is full, if there are more than can be kept."""
+        """Return hashes of these paths; if there are too many to keep, return none and set `is_full`."""
         if self._files + len(files) > FILES_MAX:
             self.is_full = True
             return ()
@@ -442,7 +442,7 @@ class CallBook:
 
 
 def neutral(name: str) -> str:
-    """Return a tool's neutral name if it has one, else the part of its own name that a policy reads."""
+    """Return a tool's neutral name if it has one, else the part of its own name that policies compare."""
     return next((one for one in tool_names(name) if one in TOOLS), name[: TOOL_NAME_CHARS_MAX + 1])
 
 
@@ -464,7 +464,7 @@ def _id_key(id: str | None) -> list[Key]:
 
 
 def _parts(input: Json) -> frozenset[bytes]:
-    """Return hashes of an input's members; of the whole input if it is no object, or has no members or too many."""
+    """Return hashes of an input's members, or of the whole input if it is no object, or has no or too many members."""
     if not isinstance(input, dict) or not 0 < len(input) <= PARTS_MAX:
         return frozenset((_hash(input),))
     return frozenset(_hash([name, value]) for name, value in input.items())

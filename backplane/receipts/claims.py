@@ -1,7 +1,7 @@
-"""Judges what a host claims about its run; `docs/guide/claims.md` is this file as a table. Pure.
+"""Judges a host's claims about its run; `docs/guide/claims.md` lists the kinds in a table. Pure.
 
-Events go in as they arrive; the host's receipt and what the control plane found follow at the end. Counts by kind and
-verdict come out, and a list of the claims that are false or were not seen.
+Events go in as they arrive; the host's receipt and the findings of the control plane go in at the end. Counts by kind
+and verdict come out, with a list of the claims that are false or were not seen.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from backplane.redact.secrets import MARK
 Verdict = Literal["true", "false", "not_seen", "unwitnessed"]
 
 LISTED_MAX: Final = 100
-"""Claims listed that are false, and as many that were not seen; all are counted."""
+"""Maximum number of listed claims with each of the verdicts `false` and `not_seen`; all are counted."""
 
 SHOWN_CHARS_MAX: Final = 200
 
 KEPT_MAX: Final = 60_000
-"""Ids, tools and paths remembered for one run; claims about further ones are unwitnessed."""
+"""Maximum number of ids, tools and paths remembered for one run; claims about further ones are unwitnessed."""
 
 KEPT_CHARS_MAX: Final = 1000
-"""Longest id, tool's name or path remembered; vendors' ids have 20 to 40 characters."""
+"""Maximum length of a remembered id, tool's name or path; vendors' ids have 20 to 40 characters."""
 
 _PLANES_OWN: Final = {"ask": "kind", "answer": "decision", "checkpoint": "what"}
-"""Members of `ext` that the control plane alone writes, each with a member that its body has."""
+"""Member of `ext` that only the control plane writes → a member that its value has in that case."""
 _HOST_ONLY: Final = ("usage", "session", "turn", "task", "retry", "loss", "output", "reasoning")
 _INPUT_TOKENS: Final = ("input_tokens", "cache_read_tokens", "cache_write_tokens")
 _TOKENS: Final = frozenset({*_INPUT_TOKENS, "output_tokens"})
@@ -57,7 +57,7 @@ _RANKS: Final = {"unsupported": 0, "restricted": 1, "emulated": 2, "native": 3}
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that the control plane saw itself, beside the events."""
+    """Facts that the control plane itself observed, in addition to the events."""
 
     run_id: str
     order_id: str
@@ -66,44 +66,44 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: Mapping[str, Json]
     mode: str
     violations: int
-    """Number of acts that broke a rule of the policy, without calls that no rule could judge."""
+    """Number of acts that broke a rule of the policy; calls that no rule could judge are not counted."""
     changed: Set[str] | None
     """Paths that changed; None if the difference was not made, or is too long."""
     hidden: bool = False
-    """Files changed that the difference does not show, as git ignores them."""
+    """True if files changed that the difference does not show, because git ignores them."""
     git_diff: str | None = None
     far: bool = False
-    """The host worked on another machine."""
+    """True if the host worked on another machine."""
     plane: bool = False
-    """The host is a control plane, or passes on the events of one."""
+    """True if the host is a control plane, or passes on the events of one."""
     inner_verified: bool | None = None
     usage: Usage | None = None
-    """Sums of the model's service over all its answers; None if some answers were not seen."""
+    """Usage by all answers of the model's service; None if some answers were not seen."""
     own_trace: Literal["same", "part", "other"] | None = None
     """Comparison of the receipt's trace with the streamed events; None if the receipt has no trace."""
     asked_passthrough: bool = False
-    """The order asks for the vendor's own messages."""
+    """True if the order asks for the vendor's own messages."""
     denied: int = 0
-    """Number of calls that were denied, and so have no result."""
+    """Number of calls that were denied, and therefore have no result."""
     modified: bool = False
-    """A hook or a person changed a call's input, so that the events may show another input than the one used."""
+    """True if a hook or a person changed a call's input, so that the events may show an input that was not used."""
     resumed: bool = False
-    """The conversation began in an earlier run, so that calls and sums may count from there."""
+    """True if the conversation began in an earlier run, whose calls and usage the host may include."""
 
 
 class Files(msgspec.Struct, frozen=True):
     """Files of the workspace at the end of the run."""
 
     sha256: Mapping[str, str | None] = {}
-    """Path → SHA-256 of its bytes, empty for a folder, None if nothing is there; only paths that could be read."""
+    """Path → SHA-256 of its bytes, empty for a folder, None if it does not exist; only paths that could be read."""
     likeness: Mapping[int, Likeness] = {}
     """Place of a call that wrote a file → how the file compares with the text that it wrote."""
     real: Mapping[str, str] = {}
-    """Path → the path without links, where that is another one."""
+    """Path → the path with links resolved, if the two differ."""
 
 
 class FalseClaim(msgspec.Struct, frozen=True):
-    """A claim that is false, or that was not seen."""
+    """A claim with the verdict `false` or `not_seen`."""
 
     kind: str
     event: int | None
@@ -113,7 +113,7 @@ class FalseClaim(msgspec.Struct, frozen=True):
 
 
 class Judgement(NamedTuple):
-    """The verdict on one claim, with both texts for the list."""
+    """The verdict on one claim, with the claimed and the seen value for the list."""
 
     verdict: Verdict
     claimed: Json = None
@@ -144,7 +144,7 @@ class _Write(msgspec.Struct, frozen=True):
 
 
 class _Late(msgspec.Struct, frozen=True):
-    """A claim about another call, which only the end of the run decides."""
+    """A claim about another call, which is judged at the end of the run."""
 
     kind: str
     number: int
@@ -156,8 +156,9 @@ class Judge:
     """Judges the claims of one run: `take` events as they arrive, `end` the run, then read `to_wire`.
 
     Args:
-        relative: writes a path as the difference would; None for a path outside the workspace.
-        has_plane: the host is a control plane or works on another machine, so that it may pass on asks and answers.
+        relative: converts a path to its form in the difference; returns None for a path outside the workspace.
+        has_plane: True if the host is a control plane or works on another machine, so that it may pass on asks and
+            answers.
     """
 
     def __init__(self, relative: Callable[[str], str | None], *, has_plane: bool = False) -> None:
@@ -168,20 +169,20 @@ class Judge:
         """Changed files that no event names."""
         self._layers: tuple[str, ...] = ("plane",)
         self._kept = 0
-        """Number of things remembered, of `KEPT_MAX`."""
+        """Number of remembered ids, tools and paths; at most `KEPT_MAX`."""
         self._calls: dict[str, list[_Reported]] = {}
-        """Calls by id: agents inside an agent may use the same ids, each below another parent."""
+        """Id → calls with this id: agents inside an agent may use the same ids, each below another parent."""
         self._unnamed: Counter[str] = Counter()
-        """Open calls without an id, by tool."""
+        """Tool → number of its open calls without an id."""
         self._late: list[_Late] = []
         self._answered = False
-        """A result named its call by the id."""
+        """True if a result has named its call by the id."""
         self._paused = -1
-        """Place of the last result or end of a turn."""
+        """Place of the last result or end of a turn; -1 if there is none."""
         self._all_kept = True
-        """All calls so far are remembered."""
+        """True while all calls are remembered."""
         self._writing: dict[str, _Write] = {}
-        """Id of a call without a result, else its tool → the file that it writes."""
+        """Id of a call without a result, or its tool if it has no id → the file that it writes."""
         self._writes: dict[str, _Write] = {}
         """Path → the last successful write."""
         self._changes: dict[str, list[int]] = {}
@@ -189,14 +190,14 @@ class Judge:
         self._touched: dict[str, int] = {}
         """Path → place of the last call that may have changed it."""
         self._last_opaque = -1
-        """Place of the last event that may have changed any file, or changed it back: a command, most tools."""
+        """Place of the last event that may have changed any file or undone a change, such as a command; -1 if none."""
         self._reported: dict[str, float] = {}
 
     def take(self, number: int, event: AgentEvent) -> None:
         """Add one event of the host.
 
         Args:
-            number: its place in the trace.
+            number: the event's place in the trace.
         """
         judge = _EVENTS.get(type(event))
         if judge is not None:
@@ -206,14 +207,14 @@ class Judge:
         for name, member in _PLANES_OWN.items():
             if name in event.ext:
                 body = event.ext[name]
-                # A member of the same name may have another meaning.
+                # If `member` is missing, a host uses the name for something else.
                 is_own = isinstance(body, dict) and member in body and not self._has_plane
                 self._rule(
                     name, Judgement("false" if is_own else "unwitnessed", body, "we wrote no such event"), number
                 )
 
     def _has_room(self, *texts: str) -> bool:
-        """Return True, and count one thing more, if these texts can be remembered."""
+        """Return True if these texts can be remembered, and count them."""
         has_room = self._kept < KEPT_MAX and all(len(text) <= KEPT_CHARS_MAX for text in texts)
         self._kept += has_room
         return has_room
@@ -245,7 +246,7 @@ class Judge:
         elif before.open and before.number > self._paused and _is_other(before, call):
             self._late.append(_Late("tool_call.id", call.number, id, call.tool))
         else:
-            # The same call once more, with all its input, or an id that begins anew with each answer of the model.
+            # The same call is reported again with its whole input, or each answer of the model counts ids anew.
             self._count("tool_call.id", "unwitnessed")
         if before is not None:
             calls.remove(before)
@@ -336,12 +337,12 @@ class Judge:
     # The end
 
     def wanted(self, claim: Receipt | None) -> list[str]:
-        """Return the paths in the workspace whose bytes at the end are compared: files written, and artifacts."""
+        """Return the paths in the workspace whose final content is compared: written files and artifacts."""
         made = [self._relative(artifact.path) for artifact in claim.artifacts] if claim is not None else []
         return list(dict.fromkeys([*self._writes, *filter(None, made)]))[:NAMES_MAX]
 
     def differing(self, sha256: Mapping[str, str | None]) -> dict[int, str]:
-        """Return the calls whose text has to be compared with the file: place in the trace → path."""
+        """Return the calls whose text must be compared with the file: place in the trace → path."""
         return {
             write.number: path
             for path, write in self._writes.items()
@@ -349,14 +350,14 @@ class Judge:
         }
 
     def unseen(self, changed: Set[str] | None) -> list[str]:
-        """Return the files said to have changed that are not in the difference; some may be links into it."""
+        """Return the paths of claimed changes that are not in the difference; some may be links to paths that are."""
         return [path for path in self._changes if changed is not None and path not in changed][:NAMES_MAX]
 
     def end(self, seen: Seen, files: Files, claim: Receipt | None) -> None:
         """Judge the claims that need all events, the files or the host's receipt.
 
         Args:
-            claim: the host's own receipt; None when it gave none.
+            claim: the host's own receipt; None if it sent none.
         """
         layers = {
             "plane": True,
@@ -377,10 +378,10 @@ class Judge:
 
     def _reference(self, seen: Seen, one: _Late) -> Judgement:
         if one.kind == "tool_call.id":
-            # A host that reports no results may begin to count anew with each answer of the model.
+            # A host that reports no results may count ids anew for each answer of the model.
             return Judgement("false" if self._answered else "not_seen", one.id, "another open call has this id")
         if one.id in self._calls:
-            return Judgement("true")  # It was reported later.
+            return Judgement("true")  # The other call was reported later.
         if seen.resumed or not self._all_kept or self._unnamed[one.tool] > 0:
             return _UNWITNESSED
         return Judgement("false" if self._calls else "not_seen", one.id, "no such call")
@@ -397,7 +398,7 @@ class Judge:
         for path, places in self._changes.items():
             verdict: Verdict = "true"
             if named.isdisjoint((path, files.real.get(path, path), unicodedata.normalize("NFC", path))):
-                # A reported event may explain that the file is not in the difference.
+                # Another event may explain why the file is not in the difference.
                 is_near = path.rpartition("/")[2] in near or path in folders
                 may_be_undone = self._last_opaque >= 0 or len(places) > 1 or seen.hidden or is_near
                 verdict = "not_seen" if may_be_undone else "false"
@@ -421,7 +422,7 @@ class Judge:
         for kind, judge in _RECEIPT.items():
             ruling = judge(seen, claim)
             if ruling is not None:
-                # A control plane inside has ids, a mode and an outcome of its own.
+                # A host that is a control plane has its own ids, mode and outcome.
                 self._rule(kind, _UNWITNESSED if seen.plane and kind != "inner" else ruling)
         if seen.plane:
             self._count("outcome", "unwitnessed")
@@ -446,17 +447,17 @@ class Judge:
 
     def _usage(self, seen: Seen, usage: Usage, name: str) -> Judgement:
         value, reported = getattr(usage, name), self._reported.get(name)
-        # Cached tokens stand among the input tokens, or beside them.
+        # Hosts count cached tokens as input tokens, or separately.
         parts = _INPUT_TOKENS if name == "input_tokens" else (name,)
         if reported is not None and value < reported:
-            # Prices on the way are estimates, and a conversation that goes on may count from its beginning.
+            # Earlier costs may be estimates, and a continued conversation may include earlier runs.
             sure = name in _TOKENS and not seen.resumed and _sum(usage, parts) < reported
             return Judgement("false" if sure else "not_seen", value, f"{reported:g} was reported on the way")
         exact = getattr(seen.usage, name, None)
         if name not in _TOKENS or exact is None:
             return _UNWITNESSED
         counted = _sum(seen.usage, parts)
-        # Fewer tokens than the service counted: an agent may leave out requests beside its work, for a title, say.
+        # Fewer tokens than the service counted prove nothing: an agent may leave out side requests, for a title, say.
         verdict: Verdict = "true" if value == exact else "unwitnessed" if value <= counted else "false"
         return Judgement(verdict, value, f"the service counted {counted:g}")
 
@@ -466,7 +467,7 @@ class Judge:
             return _UNWITNESSED
         if files.sha256[where] is not None:
             return Judgement("true")
-        # A relative path may count from a folder of the host's own.
+        # A relative path may start at a folder that only the host knows.
         return Judgement("false" if artifact.path.startswith("/") else "not_seen", artifact.path, "no such file")
 
     # Verdicts
@@ -501,7 +502,7 @@ _EVENTS: Final[dict[type[Any], Any]] = {
 }
 
 CLAIMING: Final[frozenset[type[Any]]] = frozenset(_EVENTS)
-"""Types of events that claim something by themselves; any other may claim something in its `ext`."""
+"""Types of events that are claims; events of other types may contain claims in `ext`."""
 
 
 # Members of the host's receipt ----------------------------------------------------------------------------------------
@@ -540,7 +541,7 @@ def _is_more(name: str, level: Json, announced: Json) -> bool:
 def _mode(seen: Seen, claim: Receipt) -> Judgement:
     if claim.mode == seen.mode:
         return Judgement("true")
-    if claim.mode == "mapped":  # Also the value of a receipt that does not say.
+    if claim.mode == "mapped":  # This is also the mode of a receipt that names none.
         return _UNWITNESSED
     return Judgement("not_seen" if seen.asked_passthrough else "false", claim.mode, "no message of the vendor's came")
 
@@ -552,7 +553,7 @@ def _git_diff(seen: Seen, claim: Receipt) -> Judgement | None:
     if seen.changed is None or seen.far or seen.git_diff is None:
         return _UNWITNESSED
     mine, theirs = changed_lines(seen.git_diff), changed_lines(diff)
-    # A file that was changed before the run may stand in it, too, so that nothing more is certain.
+    # The host's diff may include files that were changed before the run, so more lines are not proof of a false claim.
     more = next((line for line in theirs - mine if line[1:].strip()), None)
     if more is None and not theirs:
         more = unchanged_file(diff, seen.changed)
@@ -593,7 +594,7 @@ _RECEIPT: Final[Mapping[str, Callable[[Seen, Receipt], Judgement | None]]] = {
     "trace": _trace,
     "inner": _inner,
 }
-"""Kind → how it is judged; a kind is not judged if its function returns None."""
+"""Kind of a claim in the receipt → function that judges it; returns None if there is no such claim."""
 
 
 def _path(path: str) -> str:
@@ -601,14 +602,14 @@ def _path(path: str) -> str:
 
 
 def _is_other(before: _Reported, after: _Reported) -> bool:
-    """Return True if two reports with one id are two calls: the tools differ, or two inputs that are not empty."""
+    """Return True if two reports with one id are two calls: their tools or their non-empty inputs differ."""
     if _compare_names(before.tool, after.tool) is False:
         return True
     return bool(before.sha256 and after.sha256) and before.sha256 != after.sha256
 
 
 def _compare_names(one: str, other: str) -> bool | None:
-    """Compare two names of a tool; None if one of them is no name, or a longer form of the other."""
+    """Return True if two names mean the same tool; None if one contains the other or is `unknown`, else False."""
     mine, theirs = plain_name(one), plain_name(other)
     if mine == theirs or not set(tool_names(one)).isdisjoint(tool_names(other)):
         return True
@@ -643,22 +644,22 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     verdict: Literal["no_alarm", "false_claims", "not_judged"]
     why: str | None = None
-    """Why it was not judged."""
+    """Why the run was not judged; None if it was."""
     layers: tuple[str, ...] = ()
     counts: dict[str, dict[Verdict, int]] = {}
-    """Kind → verdict → claims."""
+    """Kind → verdict → number of claims."""
     false: tuple[FalseClaim, ...] = ()
-    """The first `LISTED_MAX`."""
+    """The first `LISTED_MAX` false claims."""
     not_seen: tuple[FalseClaim, ...] = ()
-    """The first `LISTED_MAX` claims that were not seen, where something may explain it."""
+    """The first `LISTED_MAX` claims that were not seen, though something may explain that."""
     unexplained: tuple[str, ...] = ()
     """Changed files that no event named and no reported tool or command may have changed."""
     unnamed: tuple[str, ...] = ()
-    """Changed files that no event named, where a reported tool or command may have changed them."""
+    """Changed files that no event named, but that a reported tool or command may have changed."""
 
 
 def audit(receipt: Receipt) -> Audited:
-    """Read the verdicts in a sealed receipt; they are not made again, as the files are gone."""
+    """Read the verdicts in a sealed receipt; the claims are not judged again, because the files are gone."""
     claimed = receipt.backplane.get("claimed")
     if "replay" in receipt.backplane:
         why = "a replay claims nothing; audit the run that it repeats"

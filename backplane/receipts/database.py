@@ -1,7 +1,8 @@
-"""The index of the store: one SQLite file with a row for each receipt, chained to the row before.
+"""Keeps the index of the store: an SQLite file with a row for each receipt, chained to the row before.
 
-The receipts themselves are files in the run folders. Each row also stands beside its receipt as `link.json`, from which
-a lost index is rebuilt; no link is ever computed again. With `synchronous=FULL`, a committed row survives a power cut.
+The receipts themselves are files in the run folders. A copy of each row is beside its receipt, as `link.json`; a lost
+index is rebuilt from these, and no link is ever computed again. With `synchronous=FULL`, a committed row survives a
+power cut.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ from backplane.receipts.trace import Trace, read_plain
 
 FILE: Final = "receipts.sqlite"
 LINK: Final = "link.json"
-"""A receipt's row, in the folder of its run; it stays when the run is pruned."""
+"""File with a copy of a receipt's row, in the folder of the run; pruning keeps it."""
 LINK_BYTES_MAX: Final = 1 << 20
 """Size limit of a `link.json`; a usual one has half a kilobyte."""
 INTEGER_MAX: Final = (1 << 63) - 1
 """Largest integer of SQLite."""
 SCHEMA_VERSION: Final = 5
-"""A file of another version is left alone; an older one can be moved away and is then rebuilt from the run folders."""
+"""Version of the file; one with another version is not changed. An older one can be moved away to be rebuilt."""
 BUSY_TIMEOUT_S: Final = 30.0
-"""Longest wait for other writers; a commit takes milliseconds, so this is a stuck machine."""
+"""Maximum seconds to wait for other writers; a commit takes milliseconds, so a longer wait means a stuck machine."""
 CACHE_KIB: Final = 512
-"""Memory for pages of the file (SQLite's default: 2 MiB, by which each worker of a queue grew)."""
+"""Memory in KiB for pages of the file; SQLite's default of 2 MiB is much for each worker of a queue."""
 FIRST_LINK: Final = "0" * 64
-"""Previous link of the first receipt of a store."""
+"""Link that counts as the one before the first receipt of a store."""
 
 
 class ReceiptRow(msgspec.Struct, frozen=True):
-    """One stored receipt as the list shows it."""
+    """The row of a stored receipt, as lists show it."""
 
     sequence: int
     run_id: str
@@ -52,7 +53,7 @@ class ReceiptRow(msgspec.Struct, frozen=True):
     backend: str
     outcome: str
     reason: str | None
-    """`usage_raw.backplane.end.reason`; None in a receipt that does not say."""
+    """`usage_raw.backplane.end.reason`; None if the receipt has none."""
     started_at: str
     finished_at: str
     duration_ms: int
@@ -64,14 +65,14 @@ class ReceiptRow(msgspec.Struct, frozen=True):
 
 
 class KeptRow(ReceiptRow, frozen=True):
-    """A row as `link.json` has it."""
+    """A row in the form that it has in `link.json`."""
 
     pruned: bool = False
-    """True if the run's files were removed; only here, as the chain does not cover it."""
+    """True if the run's files were removed; not in the index, because the chain does not cover it."""
 
 
 class ChainCheckpoint(msgspec.Struct, frozen=True):
-    """The head of the chain at one moment, to be kept elsewhere: only with one can a rollback be seen."""
+    """The head of the chain at one time; kept elsewhere, it shows later whether the store was rolled back."""
 
     sequence: int
     link: str
@@ -81,7 +82,7 @@ class ChainCheckpoint(msgspec.Struct, frozen=True):
 COVERED: Final = tuple(
     name for name in ReceiptRow.__struct_fields__ if name not in ("sequence", "previous_link", "link")
 )
-"""Columns with values of the receipt; only these are left of a pruned one."""
+"""Columns with values of the receipt, which stay when the receipt is pruned."""
 
 _TYPES: Final[Mapping[Any, str]] = {int: "INTEGER NOT NULL", str: "TEXT NOT NULL"}
 _MORE: Final = {"sequence": "INTEGER PRIMARY KEY", "run_id": "TEXT NOT NULL UNIQUE"}
@@ -97,7 +98,7 @@ _READ: Final = ", ".join(
     f"CAST(IFNULL({name}, '') AS TEXT)" if kind == "TEXT NOT NULL" else f"CAST({name} AS {kind.split()[0]})"
     for name, kind in _COLUMNS.items()
 )
-"""Columns as `ReceiptRow` has them, whatever types a tampered file gives: `verify` compares the values."""
+"""Columns in SQL, cast to the types of `ReceiptRow` even if the file was altered; `verify` compares the values."""
 
 
 def columns_of(receipt: Receipt, trace: Trace) -> dict[str, Any]:
@@ -120,10 +121,10 @@ def columns_of(receipt: Receipt, trace: Trace) -> dict[str, Any]:
 
 
 def link_of(previous_link: str, sequence: int, columns: Mapping[str, Any]) -> str:
-    """Compute a link: SHA-256 over `columns`, the link before, the sequence and a hash of the row, colons between.
+    """Return the link of a row: SHA-256 of the previous link, the sequence and a hash of the row, joined by colons.
 
     Args:
-        columns: those of `COVERED`; their hash is SHA-256 over the canonical bytes of this object.
+        columns: the columns in `COVERED`; the hash of the row is SHA-256 of their canonical bytes.
     """
     covered = canonical.sha256_hex(canonical.encode({name: columns[name] for name in COVERED}))
     return hashlib.sha256(f"columns:{previous_link}:{sequence}:{covered}".encode()).hexdigest()
@@ -133,12 +134,12 @@ def link_of(previous_link: str, sequence: int, columns: Mapping[str, Any]) -> st
 
 
 def keep_row(folder: Path, row: ReceiptRow, *, pruned: bool = False) -> None:
-    """Write a row beside its receipt. Raises StoreError."""
+    """Write a copy of a row beside its receipt. Raises StoreError."""
     replace_file(folder / LINK, msgspec.json.encode(KeptRow(**msgspec.structs.asdict(row), pruned=pruned)) + b"\n")
 
 
 def kept_row(folder: Path) -> KeptRow | None:
-    """Return the row beside a receipt; None if there is none that can be read."""
+    """Return the copy of a row beside its receipt; None if it is missing or cannot be read."""
     try:
         return _decode_row(read_plain(folder / LINK, LINK_BYTES_MAX))
     except (OSError, msgspec.MsgspecError):
@@ -168,7 +169,7 @@ class Index:
         self._folders, self._readonly = folders, readonly
         self._lock = threading.Lock()
         self._in_memory = False
-        """True while it is read-only and has no file."""
+        """True while the index is read-only and has no file."""
         with translated(self.path):
             self._connection = self._connect()
 
@@ -188,10 +189,10 @@ class Index:
                 connection.execute(f"PRAGMA {pragma}")
             if not self._is_made(connection):
                 with transaction(connection):
-                    # Read again: another process may have made it while we waited for the lock.
+                    # Check again, because another process may have made it while we waited for the lock.
                     if not self._is_made(connection):
                         self._make(connection)
-            # Not earlier: SQLite's next reader undoes what a killed writer began.
+            # Only now, because the first read may have to roll back what a killed writer began.
             connection.execute(f"PRAGMA query_only={int(self._readonly)}")
         except BaseException:
             connection.close()
@@ -207,7 +208,7 @@ class Index:
         return version == SCHEMA_VERSION
 
     def _make(self, connection: sqlite3.Connection) -> None:
-        """Make the tables, and fill them from the rows beside the receipts; `verify` finds contradictions in these."""
+        """Make the tables, and fill them from the copies beside the receipts; `verify` finds contradictions in them."""
         for table in _TABLES:
             connection.execute(table)
         kept = sorted((row for row in map(kept_row, self._folders()) if row is not None), key=lambda row: row.sequence)
@@ -221,7 +222,7 @@ class Index:
     @contextmanager
     def _used(self) -> Iterator[sqlite3.Connection]:
         with self._lock, translated(self.path):
-            if self._in_memory and _has_content(self.path):  # The first run has ended meanwhile.
+            if self._in_memory and _has_content(self.path):  # The first run has ended meanwhile and made the file.
                 self._connection.close()
                 self._connection = self._connect()
             yield self._connection
@@ -267,9 +268,10 @@ class Index:
 
 
 def _make_home(home: Path, *, readonly: bool) -> None:
-    """Make the state directory and an empty file in it, unless they are there or nothing is to be written.
+    """Make the state directory and an empty index if they are missing; do nothing if read-only.
 
-    Only SQLite opens a file that is there: closing it would end the locks of every connection of this process.
+    An existing index is opened only by SQLite, because closing it would release the locks of all connections of this
+    process.
     """
     path = home / FILE
     try:
@@ -291,7 +293,7 @@ def _make_home(home: Path, *, readonly: bool) -> None:
 
 
 def _has_content(path: Path) -> bool:
-    """Return True if the file is there, and its maker did not die before the first page."""
+    """Return True if the file exists and is not empty, as it is if its maker died early."""
     try:
         return path.stat().st_size > 0
     except FileNotFoundError:
@@ -305,17 +307,17 @@ def _open(name: str) -> sqlite3.Connection:
         name,
         uri=True,
         timeout=BUSY_TIMEOUT_S,
-        isolation_level=None,  # transactions are begun and ended by us alone
+        isolation_level=None,  # only our own code begins and ends transactions
         check_same_thread=False,  # the index has its own lock
     )
-    # A flipped bit in a text must not keep `verify` from reading on.
+    # `verify` must continue after a text with invalid UTF-8.
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
     return connection
 
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """BEGIN IMMEDIATE to COMMIT; any failure, of the commit too, rolls back."""
+    """Run the block in a write transaction; roll back after any failure, also of the commit."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -334,7 +336,7 @@ def known(run_id: str) -> StoreError:
 FOREIGN_HINT: Final = "use the backplane that made it, or set BACKPLANE_HOME to another folder"
 """Next step for a file with the tables of another program."""
 REBUILD_HINT: Final = "move the file away: the next start rebuilds it from runs/"
-"""Next step for a damaged or older index, whose rows stand beside the receipts."""
+"""Next step for a damaged or older index, whose rows have copies beside the receipts."""
 _ERRNO_OF: Final = {
     "SQLITE_FULL": ("ENOSPC", "free some space and run again"),
     "SQLITE_READONLY": ("EROFS", "point the state directory to a writable disk"),
@@ -349,7 +351,7 @@ _ERRNO_OF: Final = {
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn every SQLite failure into `receipt_store_failed`, named by the nearest errno."""
+    """Turn every SQLite failure into `receipt_store_failed`, with the most similar errno's name."""
     try:
         yield
     except (sqlite3.Error, OverflowError) as error:

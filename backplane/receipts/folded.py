@@ -1,6 +1,6 @@
-"""Sums up the events of a run: usage, conversation, the pause that the model's service asked for. Pure.
+"""Collects usage, conversation and the requested pause from the events of a run. Pure.
 
-It imports little, as lists and views use it without the rest of the room.
+It imports little, because lists and views use it without the rest of the package.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _COUNTERS: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache
 
 
 class Folded(msgspec.Struct, frozen=True):
-    """Sums of the events so far."""
+    """Values collected from the events so far."""
 
     usage: Usage = Usage()
-    """The last counts that the host reported, member by member."""
+    """The last value that the host reported for each counter."""
     session: Json = None
-    """The last `ext.session`, for resuming."""
+    """The last `ext.session`, from which a later run can resume; None if there was none."""
     retry_after_ms: int | None = None
-    """The last pause that the model's service asked for before another request."""
+    """The pause that the model's service last asked for before another request; None if it asked for none."""
 
 
 def fold(folded: Folded, event: AgentEvent) -> Folded:
-    """Add one event; return the same value if the event changes no sum."""
+    """Return the values after one more event; the same object if nothing changes."""
     if not isinstance(event, Warned | Carried) or not isinstance(event.ext, dict):
         return folded
     body = event.ext.get("usage")

@@ -33,33 +33,33 @@ RECEIPT: Final = "receipt.json"
 COPIED: Final = "copied"
 """Name of the first fact of a run that happened elsewhere."""
 TASK_HASH: Final = "sha256:"
-"""Prefix of a task's hash where the task is not kept (`config.vendor.abp.task_text`); events may repeat the task."""
+"""Prefix of a task's hash, stored if `config.vendor.abp.task_text` is `hash`; events may still contain the task."""
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
-"""Only the owner may read the files, as events have the user's text."""
+"""Mode of the files: only the owner may read them, because events contain the user's text."""
 HEAD_BYTES_MAX: Final = 64 << 20
-"""Size limit of a head that is read; an order with its context has some kilobytes."""
+"""Maximum size of a head that is read; an order with its context has some kilobytes."""
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 Facts = dict[str, Any]
 
 
 class HeadWorkspace(msgspec.Struct, frozen=True):
-    """`workspace` of the order in a head."""
+    """The member `workspace` of the order in a head."""
 
     root: str = ""
     mode: str = ""
 
 
 class HeadConfig(msgspec.Struct, frozen=True):
-    """`config` of the order in a head."""
+    """The member `config` of the order in a head."""
 
     model: str | None = None
     vendor: dict[str, Any] = {}
 
 
 class HeadOrder(msgspec.Struct, frozen=True):
-    """The order in a head: `config.env` has names only, so it is no `WorkOrder`."""
+    """The order in a head; not a `WorkOrder`, because `config.env` has only names."""
 
     id: str = ""
     task: str | None = None
@@ -73,19 +73,19 @@ class HeadBackend(msgspec.Struct, frozen=True):
 
 
 class JournalHead(msgspec.Struct, frozen=True):
-    """The first fact of a journal; a member that is not there has its default."""
+    """The first fact of a journal; a missing member has its default."""
 
     fact: str = ""
     started_at: str = ""
     backend: HeadBackend | None = None
     order: HeadOrder = HeadOrder()
     boot_id: str | None = None
-    """The machine's start in which the run began."""
+    """Id of the machine's boot in which the run began; None if unknown."""
     route: Json = None
     check: dict[str, Any] | None = None
-    """`of` is the run whose result it checks; None for a run of its own."""
+    """For a run that checks the result of another run, `of` is the other run's id; None for a usual run."""
     patch: bool = True
-    """False if it is the copy of a run whose patch was not copied."""
+    """False if the run is a copy without its patch."""
 
 
 _decode_head: Final = msgspec.json.Decoder(JournalHead).decode
@@ -112,8 +112,8 @@ def head_fact(
             order asks for that.
         started_at: in the contract's print form.
         backend: id of the chosen backend, before any hello; None if another machine chooses it.
-        route: reason for the choice, as the receipt has it; None if the order named the backend.
-        check: the run whose result it checks, as the receipt has it; None for a run of its own.
+        route: reason for the choice, as in the receipt; None if the order named the backend.
+        check: for a run that checks another run's result, names that run, as in the receipt; None for a usual run.
     """
     stored = msgspec.to_builtins(order)
     stored["config"]["env"] = sorted(order.config.env)
@@ -130,7 +130,7 @@ def applied_fact(files: int) -> Facts:
 
 
 def held_fact(held: Json) -> Facts:
-    """Return the fact with the host's layers, as the receipt has them under `enforcement`."""
+    """Return the fact with the layers that enforce the rules, as in `enforcement` of the receipt."""
     return {"fact": "held", "enforcement": held}
 
 
@@ -138,13 +138,14 @@ def host_fact(pid: int, start: int) -> Facts:
     """Return the fact that names the host's process, or its sandbox; viewers of a live run read it.
 
     Args:
-        start: clock ticks from the machine's start to the process's, which tell it from a later one with its id.
+        start: clock ticks from the machine's boot to the start of the process; a later process with the same id has
+            another value.
     """
     return {"fact": "host", "pid": pid, "start": start, "plane": os.getpid()}
 
 
 def failed_fact(code: str) -> Facts:
-    """Return the fact that a run failed by an unforeseen exception; a receipt sealed before it does not count."""
+    """Return the fact that a run failed by an unforeseen exception; a receipt that was sealed earlier is ignored."""
     return {"fact": "failed", "code": code}
 
 
@@ -158,23 +159,23 @@ class Journal:
         self.folder = folder
         self.run_id = run_id
         self.count = 0
-        """Events written."""
+        """Number of written events."""
         self.size_bytes = 0
-        """Bytes of these events' lines."""
+        """Size in bytes of the written events."""
         self._head = head
         self._trace = trace
         self._distrusted: str | None = None
 
     @classmethod
     def create(cls, home: Path, run_id: str, *head: Facts) -> Journal:
-        """Make the folder of a run, with its first facts in it, and lock it.
+        """Make the folder of a run with its first facts, and lock it.
 
         Raises:
-            StoreError: `receipt_store_failed`; also when the run has a folder already.
+            StoreError: `receipt_store_failed`, also if the run has a folder already.
         """
         run_id = canonical.uuid_text(run_id)
         runs = home / "runs"
-        # Recovery passes over this name. The folder gets its own once it is locked and has its first fact.
+        # Recovery ignores this name. The folder gets its final name once it is locked and has its first fact.
         building = runs / f".{run_id}.{os.urandom(4).hex()}.new"
         with _disk(f"the journal of run {run_id}"):
             try:
@@ -201,12 +202,16 @@ class Journal:
         self._write(self._head, canonical.encode_lines(facts))
 
     def append(self, batch: bytes, count: int | None = None) -> None:
-        """Write canonical events, each ended by a newline, at once; if that fails, none of them stays."""
+        """Write canonical events, each ended by a newline, all or none.
+
+        Args:
+            count: number of the events; None to count the newlines.
+        """
         if not batch.endswith(b"\n"):
             raise ValueError("a batch of events ends in a newline")
         self._write(self._trace, batch, keep_bytes=self.size_bytes)
         self.size_bytes += len(batch)
-        # Counting newlines costs more than writing the batch does; most callers know.
+        # Counting newlines takes longer than the write; most callers know the number.
         self.count += batch.count(b"\n") if count is None else count
 
     @property
@@ -215,19 +220,19 @@ class Journal:
         return Trace(self.folder / TRACE, self.count, self.size_bytes)
 
     def seal(self, body: bytes) -> None:
-        """Sync everything of this run to the disk, and then give it its receipt.
+        """Sync all files of this run to the disk, and then write its receipt.
 
         Args:
             body: the receipt in canonical form, with an empty trace.
         """
         if self._distrusted is not None:
-            # After a failed fsync the kernel may call lost pages clean: a second try would lie.
+            # After a failed fsync, the kernel may treat lost pages as written, so a second try may wrongly succeed.
             raise StoreError("receipt_store_failed", f"{self.folder} could not be synced before: {self._distrusted}")
         try:
             with _disk(str(self.folder)):
                 os.fsync(self._trace)
                 os.fsync(self._head)
-                # git has synced its packs, which stand deeper.
+                # git itself syncs its packs, which are in deeper folders.
                 for path in (*self.folder.glob("*/*"), *self.folder.glob("*")):
                     if path.name not in (HEAD, TRACE) and not path.is_symlink() and (path.is_file() or path.is_dir()):
                         flush_path(path)
@@ -257,14 +262,14 @@ class Journal:
                 while written < len(data):
                     written += os.write(fd, memoryview(data)[written:])
             except BaseException:
-                # Half a line must not stay: the next line would be glued to it.
+                # Remove a partly written line, because the next line would continue it.
                 with suppress(OSError):
                     os.ftruncate(fd, before)
                 raise
 
 
 def read_facts(folder: Path) -> list[Facts]:
-    """Return the facts of a run's head, oldest first; a torn or foreign line ends them."""
+    """Return the facts of a run's head, oldest first, up to the first line that is cut off or no fact."""
     facts: list[Facts] = []
     with _disk(str(folder)), open_plain(folder / HEAD) as file:
         lines = file.read(HEAD_BYTES_MAX).split(b"\n")[:-1]
@@ -278,7 +283,7 @@ def read_facts(folder: Path) -> list[Facts]:
 
 
 def opening_of(folder: Path) -> JournalHead:
-    """Read the first fact of the journal in this folder; return an empty one if that is impossible."""
+    """Read the first fact of the journal in this folder; return an empty one if it cannot be read."""
     try:
         return read_head(folder)
     except (OSError, msgspec.MsgspecError):
@@ -293,7 +298,7 @@ def backend_name(folder: Path) -> str | None:
 
 @functools.cache
 def boot_id() -> str | None:
-    """Return the id of this start of the machine; None if the system has none."""
+    """Return the id of this boot of the machine; None if the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -319,10 +324,10 @@ def _disk(what: str) -> Iterator[None]:
 
 
 def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Write a file by a rename: a reader sees the old one or the new one.
+    """Write a file atomically by a rename.
 
     Args:
-        durable: force it to the disk first.
+        durable: True to sync the content to the disk before the rename.
 
     Raises:
         StoreError: `receipt_store_failed`.
@@ -347,7 +352,7 @@ def disk_error(what: str, error: OSError, *, chosen: bool = False) -> StoreError
     """Make the error for a failing disk, with the errno's name and the next step.
 
     Args:
-        chosen: the caller named the place, which is not in the state folder.
+        chosen: True if the user named the place, which is not in the state folder.
     """
     name = errno.errorcode.get(error.errno or 0, "EIO")
     hint = _HINTS.get(name, "look at the disk")
@@ -357,7 +362,7 @@ def disk_error(what: str, error: OSError, *, chosen: bool = False) -> StoreError
 
 
 _OF_ANY_DISK: Final = frozenset({"ENOSPC", "EDQUOT", "EFBIG", "EIO"})
-"""Errors whose next step does not depend on the place."""
+"""Errno names whose next step does not depend on the place."""
 
 
 _HINTS: Final = {

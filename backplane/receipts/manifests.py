@@ -1,4 +1,4 @@
-"""Cache of the last hello of each backend: an order that it cannot carry out is refused without a process.
+"""Caches the last hello of each backend, so that an unsupported order is refused without starting a process.
 
 An unreadable file counts as missing.
 """
@@ -17,10 +17,10 @@ from backplane.receipts.journal import replace_file
 
 
 def kept_manifest(home: Path, key: str) -> dict[str, Any] | None:
-    """Return the hello kept under this key, or None.
+    """Return the hello stored under this key; None if there is none.
 
     Args:
-        key: names the backend and whatever changes its hello (command, version, settings).
+        key: backend, and everything on which its hello depends (command, version, settings).
     """
     try:
         value = canonical.decode(_path(home, key).read_bytes())
@@ -33,7 +33,7 @@ def kept_manifest(home: Path, key: str) -> dict[str, Any] | None:
 
 
 def kept_since(home: Path, key: str) -> str:
-    """Return the time at which the hello under this key came; empty if there is none."""
+    """Return the time at which the hello under this key was received; empty if there is none."""
     try:
         return timestamp_at(_path(home, key).stat().st_mtime_ns)
     except OSError:
@@ -49,7 +49,7 @@ def keep_manifest(home: Path, key: str, hello: dict[str, Any], known: dict[str, 
         known: the hello that `kept_manifest` returned for this key; None if it was not read.
 
     Raises:
-        StoreError: `receipt_store_failed` when the disk fails; callers may go on without.
+        StoreError: `receipt_store_failed`, the disk fails; callers may continue without the cache.
     """
     if known == hello:
         with suppress(OSError):

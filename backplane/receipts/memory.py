@@ -1,4 +1,4 @@
-"""The list of runs, live and ended: the task of each, its state and its cost.
+"""Lists runs, live and ended, with task, state and cost.
 
 It stores nothing: the order is read from the journal's head, cost and cause from the sealed receipt.
 A pruned or imported run has no journal, and so no task.
@@ -39,7 +39,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     state: State
-    """live; cut_off, if its control plane died and it is not sealed yet; or ended."""
+    """`live`, `ended`, or `cut_off` if the control plane died and the run is not sealed yet."""
     waits: bool = False
     """True while a live run waits for a person's answer."""
     started_at: str
@@ -52,7 +52,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     """Id of the backend in the journal, else in the receipt."""
     outcome: str | None = None
-    """None until the run has ended; the same for `reason`, `duration_ms` and `files`."""
+    """Outcome; None until the run has ended, and so are `reason`, `duration_ms` and `files`."""
     reason: str | None = None
     code: str | None = None
     """Error code if the run did not complete; `cause` has the message."""
@@ -62,7 +62,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     """Number of files that its patch changes."""
     tags: tuple[str, ...] = ()
     cost_usd_micros: int | None = None
-    """None if the cost is unknown."""
+    """Cost in millionths of a US dollar; None if unknown."""
     input_tokens: int | None = None
     output_tokens: int | None = None
     task_type: str | None = None
@@ -76,7 +76,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     queued: str | None = None
     """Id of the queue's order if the run was copied from a queue; None if it ran on this machine."""
     is_retold: bool = False
-    """True if it repeats a stored run, as a replay or as the answer to the same pure order; it costs nothing."""
+    """True if it repeats a stored run, as a replay or for an equal pure order, and so costs nothing."""
     retry_after_ms: int | None = None
     """Milliseconds that the model's service asked to wait before another request."""
 
@@ -102,7 +102,7 @@ def remembered(store: Store) -> Iterator[Remembered]:
     Raises:
         StoreError: `receipt_store_failed`.
     """
-    # Folders before rows: a run that ends meanwhile is then found twice; in the other order it could be missed.
+    # Read folders before rows: a run that ends meanwhile is then found twice, but never missed.
     begun = unsettled(store)
     yield from begun
     told = {run.run_id for run in begun}
@@ -146,7 +146,7 @@ def of_row(store: Store, row: ReceiptRow) -> Remembered:
     """Read a run with a receipt from its row in the store."""
     folder = store.folder(row.run_id) if is_run_id(row.run_id) else None
     opening, body = opening_of(folder) if folder is not None else JournalHead(), _Body()
-    # An altered or missing receipt has nothing for a list; `verify` finds it.
+    # An altered or missing receipt gives no members; `verify` reports it.
     with suppress(msgspec.MsgspecError, StoreError):
         body = _read_body(store.body(row) or b"{}")
     added, asked = _member(body.usage_raw, "backplane"), _asked(opening)
@@ -179,7 +179,7 @@ def of_row(store: Store, row: ReceiptRow) -> Remembered:
 
 
 def _asked(opening: JournalHead) -> dict[str, Any]:
-    """Return the members that the order gives."""
+    """Return the members that are read from the order."""
     order, is_known = opening.order, opening.order.task is not None
     return {
         "task": order.task,
@@ -201,7 +201,7 @@ def _model_told(usage_raw: Json) -> str | None:
 
 
 def _cause(folder: Path | None, row: ReceiptRow, added: Json) -> tuple[str | None, str | None]:
-    """Return code and message of a run's failure: the control plane's, else the last ones that the agent reported."""
+    """Return code and message of a run's failure: the control plane's, else those that the agent reported last."""
     if row.outcome == "complete":
         return None, None
     code, message = _text(added, "error", "code"), _text(added, "error", "message")
@@ -216,7 +216,7 @@ def _cause(folder: Path | None, row: ReceiptRow, added: Json) -> tuple[str | Non
 
 
 def _member(value: Json, *names: str) -> dict[str, Any]:
-    """Return a member of a member, and so on; empty if it is no object."""
+    """Return the nested member with these names; empty if there is no such object."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
@@ -268,9 +268,9 @@ _decode_event: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def find(store: Store, name: str) -> Remembered:
-    """Find a run by its id, by the beginning of it if only one run begins so, or by `last` or `last~2`.
+    """Find a run by its id, by a beginning of it that no other run has, or by `last` or `last~2`.
 
-    If no run's id begins so, an order's id or its beginning names the newest run of that order.
+    If no run's id has this beginning, the newest run of the order whose id has it is found.
     `last` is the newest run, a live one before any that has ended; `last~1` the one before it. The checks of a
     comparison are skipped.
 
@@ -299,7 +299,7 @@ def _of_order(store: Store, name: str) -> Remembered | None:
     """Return the newest run of the order whose id begins with this name; None if there is no such order.
 
     Raises:
-        ConfigError: `config_invalid`, several orders begin so.
+        ConfigError: `config_invalid`, several orders have this beginning.
     """
     rows = {row.work_order_id: row for row in store.of_orders(name)}
     begun = {opening_of(store.folder(run.run_id)).order.id: run for run in reversed(unsettled(store))}

@@ -1,4 +1,4 @@
-"""The end of a run: its reason, its outcome, and the error if it did not complete. Pure."""
+"""Decides the outcome of a run from its end, and finds the error if it did not complete. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from backplane.contract.receipt import Outcome, Receipt
 from backplane.errors import BackplaneError, from_code
 
 CAUSE_CHARS_MAX: Final = 2000
-"""Longest text of a cause: one screen."""
+"""Maximum length of a cause's text: one screen."""
 
 STOPPED: Final = frozenset({"cancelled", "interrupted", "deadline", "idle", "budget", "max_turns"})
-"""Reasons of a run that a person or a limit ended: the work until then is a part of the result."""
+"""Reasons for the end of a run that a person or a limit ended; its work until then counts as partial."""
 
 _WITHOUT_FINAL: Final = ("refused", "host_exit", "protocol", "store")
 _RANK: Final[dict[str, int]] = {"failed": 0, "partial": 1, "complete": 2}
@@ -39,7 +39,7 @@ def cause(error: BackplaneError) -> dict[str, Json]:
     """Return the receipt's member `error`: code, fact, next step and last words of a run that did not complete.
 
     Args:
-        error: redacted.
+        error: the error, already redacted.
     """
     texts = {"message": error.message, "hint": error.hint, "evidence": error.evidence}
     return {"code": error.foreign_code or error.code} | {
@@ -91,9 +91,9 @@ def outcome_of(end: End, *, claimed: Outcome | None, accepted: int) -> Outcome:
 
 
 def ends_in_final(end: End | None, error: BackplaneError | None) -> bool:
-    """Return whether a run's last message is `final`: its host sent one, or a person or a limit ended the run."""
+    """Return True if a run's last message is `final`: its host sent one, or a person or a limit ended the run."""
     assert end is not None, "the run has not ended"
     if end.reason in STOPPED or error is None:
         return end.reason not in _WITHOUT_FINAL
-    # The host had ended well; its result breaks the policy, or could not be applied.
+    # The host completed the run, but its result breaks the policy, or could not be applied.
     return end.reason == "partial" or error.code == "execution_workspace_error"

@@ -1,7 +1,7 @@
 """Encodes a receipt in pieces of canonical bytes, and hashes it.
 
-A receipt of any length is hashed and written while its trace stays on disk. Reading the trace
-blocks, so that a long receipt belongs into a thread.
+A receipt of any length is hashed and written while its trace stays on disk. Reading the trace blocks, so use a worker
+thread for a long receipt.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from backplane.contract.unknown import is_lenient, unknown_pointers
 from backplane.receipts.trace import Trace, as_trace
 
 NAME_CHARS_MAX: Final = 200
-"""Longest pointer of an unknown member that is listed."""
+"""Maximum length of a listed pointer of an unknown member."""
 
 _BEFORE_TRACE: Final = ("artifacts", "backend", "capabilities", "meta", "mode", "outcome", "receipt_sha256")
 _AFTER_TRACE: Final = ("usage", "usage_raw", "verification")
 
 
 def canonical_parts(receipt: Receipt) -> tuple[bytes, bytes]:
-    """Return the canonical bytes up to and with `"trace":[`, and those from its `]` on; the trace is not read."""
+    """Return the canonical bytes up to `"trace":[`, and those from its `]` on, without reading the trace."""
     members = [{name: getattr(receipt, name) for name in names} for names in (_BEFORE_TRACE, _AFTER_TRACE)]
     before, after, _ = canonical.encode_lines(members).split(b"\n")
     return before[:-1] + b',"trace":[', b"]," + after[1:]
@@ -52,17 +52,17 @@ def digest(receipt: Receipt) -> str:
 
 
 def seal(receipt: Receipt) -> Receipt:
-    """Put the hash into the receipt; whatever hash it had is replaced.
+    """Return the receipt with its hash, which replaces an earlier one.
 
     Raises:
-        StoreError: `receipt_store_failed` when the trace's file cannot be read.
+        StoreError: `receipt_store_failed`, the trace's file cannot be read.
         ValueError: a number in it has no canonical form.
     """
     return msgspec.structs.replace(receipt, receipt_sha256=digest(receipt))
 
 
 def is_intact(receipt: Receipt) -> bool:
-    """Return whether the receipt has a hash, and the right one."""
+    """Return True if the receipt has a correct hash."""
     return receipt.receipt_sha256 is not None and receipt.receipt_sha256 == digest(receipt)
 
 
@@ -73,7 +73,7 @@ def without_trace(receipt: Receipt) -> bytes:
 
 
 def with_trace(body: bytes, trace: Trace) -> Receipt:
-    """Read a stored body and give it its trace back.
+    """Return the receipt of a stored body and its trace.
 
     Raises:
         msgspec.DecodeError, msgspec.ValidationError: not the body of a receipt.
@@ -82,7 +82,7 @@ def with_trace(body: bytes, trace: Trace) -> Receipt:
 
 
 def unheard_names(vendor: Mapping[str, Any]) -> list[str]:
-    """Return the JSON pointers of an order's members that had no effect, as many as a receipt lists."""
+    """Return the JSON pointers of an order's members without effect, at most as many as a receipt lists."""
     return [pointer[:NAME_CHARS_MAX] for pointer in islice(unknown_pointers(vendor), NAMES_MAX)]
 
 

@@ -1,7 +1,7 @@
 """Finds the journals of runs whose control plane died, and makes their receipts.
 
-A folder is an orphan when no process has its lock and the store has no row of it. What was
-journalled is kept; the receipt says which of the rest is unknown.
+A folder is an orphan if no process holds its lock and the store has no row for it. The journalled events are kept; the
+receipt names the values that are unknown.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from backplane.receipts.pieces import is_intact, seal, unheard_facts, with_trace
 from backplane.receipts.trace import LINE_BYTES_MAX, Trace, read_plain
 
 UNFINISHED_PATCH: Final = "patch.unfinished"
-"""New name of a patch without a receipt, which may be half written: it must not be applied."""
+"""New name of a patch without a receipt; it may be incomplete and must not be applied."""
 ABANDONED_S: Final = 3_600
-"""A folder under construction exists for milliseconds; after an hour its maker is surely gone."""
+"""Age in seconds at which an unfinished folder is removed; making one takes milliseconds, so its maker is dead."""
 BODY_BYTES_MAX: Final = 256 << 20
 """Size limit of a receipt without its trace; a patch in it has at most 8 MiB."""
 _NIL_UUID: Final = "00000000-0000-0000-0000-000000000000"
@@ -56,11 +56,11 @@ _decode_event: Final = msgspec.json.Decoder(AgentEvent).decode
 
 
 class Orphan(msgspec.Struct, frozen=True):
-    """A run that no process works on any more and that has no receipt."""
+    """A run without a receipt on which no process works any more."""
 
     folder: Path
     facts: tuple[Facts, ...] = ()
-    """The head's facts, oldest first; read once we hold the lock."""
+    """The facts of the head, oldest first; empty until `read_orphan` has read them."""
 
     @property
     def run_id(self) -> str:
@@ -68,11 +68,11 @@ class Orphan(msgspec.Struct, frozen=True):
 
     @property
     def is_copy(self) -> bool:
-        """Return whether it is the unfinished copy of a run that happened elsewhere."""
+        """Return whether it is the unfinished copy of a run on another machine or in a queue."""
         return bool(self.facts) and self.facts[0].get("fact") == COPIED
 
     def fact(self, name: str) -> Facts:
-        """Return the last fact of this name, as some are noted again; empty if there is none."""
+        """Return the last fact of this name, because some are written several times; empty if there is none."""
         return next((fact for fact in reversed(self.facts) if fact.get("fact") == name), {})
 
 
@@ -80,18 +80,18 @@ class Recovery(msgspec.Struct, frozen=True):
     """Result of a recovery pass."""
 
     rows: tuple[ReceiptRow, ...]
-    """Receipts stored now."""
+    """Rows of the receipts that this pass stored."""
     problems: tuple[str, ...] = ()
-    """One line for each orphan that could not be sealed; it stays for the next time."""
+    """A line for each orphan that could not be sealed; the next pass tries again."""
 
 
 class Cut(NamedTuple):
     """The end of a dead run's trace."""
 
     bytes: int
-    """Bytes of a torn event that were removed."""
+    """Number of removed bytes of an incomplete event."""
     written_ns: int
-    """When the last event was written, in nanoseconds since 1970; 0 without any file."""
+    """Time of the last write, in nanoseconds since 1970; 0 if the journal has no file."""
 
 
 class _Hello(msgspec.Struct, frozen=True):
@@ -126,11 +126,11 @@ def run_folders(home: Path) -> list[str]:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[int | None]:
-    """Hold the lock of a run's folder; None when a live writer has it or the folder is gone.
+    """Lock a run's folder during the block; yield None if a live writer has the lock or the folder is gone.
 
     Raises:
-        StoreError: `receipt_store_failed` when the head cannot be opened for locking, or the folder is a link, which
-            may lead anywhere.
+        StoreError: `receipt_store_failed`, the head cannot be opened for locking, or the folder is a link, which may
+            lead anywhere.
     """
     if folder.is_symlink():
         hint = "put the folder itself there, or remove the link"
@@ -149,12 +149,12 @@ def claimed(folder: Path) -> Iterator[int | None]:
 
 
 def _open_plain(path: Path) -> int:
-    """Open a file of a journal for writing, but no link. Raises OSError."""
+    """Open a file of a journal for writing. Raises OSError, also if it is a link."""
     return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE)
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Return whether no process holds the lock of a run's folder; False if we may not look. Changes nothing."""
+    """Return True if no process has the lock of a run's folder; False if this user may not open it. Only reads."""
     if folder.is_symlink():
         return False
     try:
@@ -168,9 +168,9 @@ def is_abandoned(folder: Path) -> bool:
 
 
 def is_live(home: Path, run_id: str) -> bool:
-    """Return whether a process is at work on this run now; temporary files of any other run can be removed.
+    """Return True if a process works on this run; if not, its temporary files can be removed.
 
-    A name that is no run's, a link in a run's place, and a lock that we may not look at count as live.
+    A name that is no run id, a link in place of the folder, and a lock that this user may not open count as live.
     """
     folder = home / "runs" / run_id
     if not is_run_id(run_id) or folder.is_symlink():
@@ -179,7 +179,7 @@ def is_live(home: Path, run_id: str) -> bool:
 
 
 def remove(folder: Path, but: str) -> str | None:
-    """Remove all of a run's folder except one file, the receipt first; return what prevents it, or None."""
+    """Remove the content of a run's folder except one file, the receipt first; return what prevents that, or None."""
     try:
         for name in sorted(os.listdir(folder), key=lambda name: name != RECEIPT):
             path = folder / name
@@ -210,7 +210,7 @@ def sweep_abandoned(home: Path) -> None:
 
 
 def read_orphan(folder: Path) -> Orphan:
-    """Read the facts of a run that was cut off; none if the head has anything that we never write."""
+    """Read the facts of a run that was cut off; return no facts if the head has anything that we never write."""
     with suppress(ValueError, RecursionError):
         facts = tuple(read_facts(folder))
         canonical.encode(facts)
@@ -219,8 +219,8 @@ def read_orphan(folder: Path) -> Orphan:
 
 
 def describe(orphan: Orphan) -> str:
-    """Say in one line what became of a run that has no row in the store, and what the next start does with it."""
-    with suppress(StoreError):  # Without a head nothing is known of it.
+    """Return a line that says what happened to a run without a row in the store, and what the next run does with it."""
+    with suppress(StoreError):  # Without a head, nothing is known about the run.
         orphan = read_orphan(orphan.folder)
     if orphan.is_copy:
         state = "was being copied here when its program ended; the next run here removes the copy"
@@ -234,7 +234,7 @@ def describe(orphan: Orphan) -> str:
 
 
 def note_late(home: Path, run_id: str, fact: Facts) -> None:
-    """Add a fact to a dead run's head, once; its receipt is still to be made.
+    """Add a fact to the head of a dead run without a receipt, unless it has a fact of this name.
 
     Raises:
         StoreError: `receipt_store_failed`.
@@ -250,14 +250,14 @@ def note_late(home: Path, run_id: str, fact: Facts) -> None:
 
 @contextmanager
 def reopened(orphan: Orphan, head_fd: int) -> Iterator[tuple[Journal, Cut]]:
-    """Open an orphan's journal for its sealing, cut after its last whole event."""
+    """Open an orphan's journal to seal it, and remove an incomplete event at its end."""
     written_ns = next(
         ((orphan.folder / name).stat().st_mtime_ns for name in (TRACE, HEAD) if (orphan.folder / name).exists()), 0
     )
     trace_fd = _open_plain(orphan.folder / TRACE)
     with closing(Journal(orphan.folder, orphan.run_id, os.dup(head_fd), trace_fd)) as journal:
         with open(os.dup(trace_fd), "rb") as file:
-            # A torn line, or a long one without an end, ends the trace.
+            # The trace ends before a line that is incomplete or too long.
             while _is_event(line := file.readline(LINE_BYTES_MAX)):
                 journal.count += 1
                 journal.size_bytes += len(line)
@@ -275,9 +275,10 @@ def _is_event(line: bytes) -> bool:
 
 
 def receipt_of(orphan: Orphan, journal: Journal, cut: Cut) -> Receipt | None:
-    """Return the receipt of a dead run: the one that was sealed and not acknowledged, else a new one.
+    """Return the receipt of a dead run: the sealed one if it was not stored yet, else a new one.
 
-    Return None for a copied run without a receipt, which is to be removed.
+    Returns:
+        None for a copied run without a receipt, which the caller removes.
     """
     receipt = _sealed_before(orphan, journal.trace)
     if receipt is None and not orphan.is_copy:
@@ -288,7 +289,7 @@ def receipt_of(orphan: Orphan, journal: Journal, cut: Cut) -> Receipt | None:
 
 
 def _sealed_before(orphan: Orphan, trace: Trace) -> Receipt | None:
-    """Return the receipt that was sealed and not acknowledged, if it is intact and the run did not fail later."""
+    """Return the receipt that was sealed but not stored; None if it is not intact or the run failed later."""
     if orphan.fact("failed"):
         return None
     try:
@@ -299,7 +300,7 @@ def _sealed_before(orphan: Orphan, trace: Trace) -> Receipt | None:
 
 
 def sealed_body(folder: Path) -> bytes:
-    """Return the canonical bytes of a run's receipt with an empty trace. Raises OSError, also for no plain file."""
+    """Return the canonical bytes of a run's receipt with an empty trace. Raises OSError, also if it is not a file."""
     return read_plain(folder / RECEIPT, BODY_BYTES_MAX)
 
 
@@ -351,7 +352,7 @@ def _interrupted(orphan: Orphan, trace: Trace, cut: Cut) -> Receipt:
 
 
 def _meta(run_id: str, opening: JournalHead, finished_ns: int) -> RunMetadata:
-    """Return the ids and times of a run that was cut off; a start that cannot be read is its end."""
+    """Return the ids and times of a run that was cut off; if its start cannot be read, the end counts as the start."""
     finished_at = canonical.timestamp_at(min(max(0, finished_ns), time.time_ns()))
     try:
         work_order_id = canonical.uuid_text(opening.order.id)

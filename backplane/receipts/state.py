@@ -1,6 +1,6 @@
-"""The state of a live run: messages and events go in, `build` makes the receipt of it. Pure.
+"""Records the state of a live run from messages and events; `build` makes the receipt from it. Pure.
 
-The host's word counts for its outcome and its usage; everything else that it says is kept apart as a claim.
+Outcome and usage are taken from the host's receipt; everything else in it is recorded as a claim.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ from backplane.receipts.folded import Folded, fold
 from backplane.redact.secrets import NO_SECRETS, Redactor
 
 WORDS_CHARS_MAX: Final = 400
-"""Characters of a child's stderr in an error: its last line or two. The receipt has all that was kept."""
+"""Maximum length of the end of a child's stderr in an error, some two lines; the receipt has all that was kept."""
 
 PATHS_CHARS_MAX: Final = 8 << 20
-"""Characters of all paths that events name, some 100,000 usual ones; further ones are not remembered."""
+"""Maximum characters of all remembered paths that events name, enough for some 100,000; further paths are ignored."""
 
 OWN_LINES_MAX: Final = 100_000
-"""Own events whose places are kept; a run with more is not compared with the trace that its host claims."""
+"""Maximum length of `own_lines`; with more, the trace is not compared with the one in the host's receipt."""
 
 LOSSES_MAX: Final = 1000
-"""Losses of translation listed in a receipt; all are counted."""
+"""Maximum number of translation losses in a receipt's list; all are counted."""
 
 LOSSES_BYTES_MAX: Final = 4 << 20
-"""Size limit of these losses together; a thousand usual ones take far less. Losses beyond it are only counted."""
+"""Maximum size in bytes of all listed losses; a thousand usual ones take far less. Further losses are only counted."""
 
 NOISE_BYTES_MAX: Final = 64 << 10
-"""Bytes kept of a host's lines that are no messages: the banner that explains a failure is at the beginning."""
+"""Number of bytes kept of a host's lines that are no messages; the text that explains a failure comes first."""
 
 OBJECTIONS_MAX: Final = 100
-"""Objections of the policy listed in a receipt; all are counted."""
+"""Maximum number of the policy's objections in a receipt's list; all are counted."""
 
 _PIECE: Final = b'"type":"assistant_delta"}'
 _OUTPUT: Final = b'{"ext":{"output":'
@@ -78,7 +78,7 @@ class Objection(msgspec.Struct, frozen=True):
     rule: str
     reason: str
     call: CallRecord | None = None
-    """None for an event that is no call."""
+    """The call; None if the event is no call."""
 
     @property
     def is_forbidden(self) -> bool:
@@ -86,7 +86,7 @@ class Objection(msgspec.Struct, frozen=True):
 
     @property
     def is_settled(self) -> bool:
-        """Return whether the call was asked about before it ran, and was done only as it was allowed."""
+        """Return True if the call was asked about, and then ran only as allowed, or did not run."""
         call = self.call
         if call is None or not call.answer:
             return False
@@ -96,7 +96,7 @@ class Objection(msgspec.Struct, frozen=True):
 
 
 class RunState(msgspec.Struct, kw_only=True, eq=False):
-    """State of one run; filled while it runs, read once at its end."""
+    """The state of one run, which is read once at the run's end."""
 
     run_id: str
     order: WorkOrder
@@ -110,47 +110,47 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     root: str = ""
     """Folder in which the agent works: the order's root, or the staged tree once it exists."""
     accepted: int = 0
-    """Events accepted from the child."""
+    """Number of events accepted from the host."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Messages that had no effect, by reason."""
+    """Reason → number of messages without effect; also counts losses, objections and redactions."""
     folded: Folded = Folded()
     own_lines: array[int] = field(default_factory=lambda: array("Q"))
-    """Places in the trace of events that are the control plane's own, the first `OWN_LINES_MAX` of them."""
+    """Places in the trace of the control plane's own events, the first `OWN_LINES_MAX`."""
     claims: Judge | None = None
-    """Judge of the host's claims; None before the first one."""
+    """Judge of the host's claims; None before the first claim."""
     claimed_events: tuple[int, str] | None = None
-    """Number and hash of the events in the trace of the child's receipt; None without such a trace."""
+    """Number and hash of the events in the trace of the host's receipt; None without such a trace."""
     claimed_keys: array[int] = field(default_factory=lambda: array("q"))
     """`event_key` of each event in that trace."""
     claim: Receipt | None = None
     claim_raw: Mapping[str, Any] = _NONE
     usage_seen: Usage | None = None
-    """Sums of the model's service; None unless the proxy has seen each of its answers."""
+    """Usage by the model's service; None unless the proxy has seen all of its answers."""
     inner: Mapping[str, Json] = _NONE
     settings: dict[str, Json] = {}
-    """The order's own under `config.vendor.abp`."""
+    """The order's settings under `config.vendor.abp`."""
     added: dict[str, Json] = {}
     """Members for `usage_raw.backplane`."""
     isolation: str = "off"
-    """Isolation that the configuration and the order ask for."""
+    """Isolation mode that the configuration and the order set."""
     contained: Mapping[str, Json] = _NONE
-    """Label of the host's sandbox; empty without one."""
+    """Description of the host's sandbox for the receipt; empty without a sandbox."""
     plane: bool = False
-    """The host is a control plane, which has asks and checkpoints of its own."""
+    """True if the host is a control plane, which has its own asks and checkpoints."""
     replayed: bool = False
-    """The events are those of another run."""
+    """True if the events are those of another run."""
     held_by_system: Mapping[Rule, str] = _NONE
     """Rules that the operating system enforces, each with its gap."""
     reported: tuple[int, str] = (0, "")
     """Number of errors that the host reported, and the message of the last one."""
     shortfall: tuple[str, str] = ("", "")
-    """Why rules are enforced more weakly than asked, and the next step; empty if none is."""
+    """Why rules are enforced more weakly than the order asks, and the next step; two empty texts if they are not."""
     guarded: bool = False
-    """The host was a process under a guard."""
+    """True if the host was a process under a guard."""
     start: str = "cold"
     """`warm` if the host was started before the order came."""
     claimed_paths: set[str] = field(default_factory=set)
-    """Files that events of the host say have changed."""
+    """Files that have changed according to the host's events."""
     _claimed_chars: int = 0
     redactor: Redactor = NO_SECRETS
     stderr: bytes = b""
@@ -159,25 +159,25 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
     noise: bytes = b""
     """The host's lines that are no messages, the first `NOISE_BYTES_MAX` bytes of them."""
     book: CallBook | None = None
-    """None until the host asks about a call or reports one."""
+    """Records the calls; None until the host asks about a call or reports one."""
     unclaimed: int = 0
-    """Changed files that no event names."""
+    """Number of changed files that no event names."""
     _turns: int = 0
     losses: tuple[Json, ...] = ()
     _losses_bytes: int = 0
     limit: tuple[str, str] | None = None
-    """The limit of the order that was reached, as a reason for the end and in words."""
+    """Reason and message of the order's limit that was reached first; None if no limit was reached."""
     objections: tuple[Objection, ...] = ()
     """Acts to which the policy objects."""
     forbidden: tuple[dict[str, str], ...] = ()
-    """Changes that were found and that no rule allows, as the receipt lists them."""
+    """Found changes that a rule forbids, as the receipt lists them."""
 
     def __post_init__(self) -> None:
         self.root = self.root or self.order.workspace.root
         self.settings = settings_of(self.order.config.vendor)
 
     def replays(self, told: dict[str, Json]) -> None:
-        """Mark the events as those of another run: nothing was done or spent here, so nothing is judged."""
+        """Mark the events as those of another run; they are not judged, because this run did and spent nothing."""
         self.replayed, self.added = True, {**self.added, "replay": told}
 
     def hello(self, hello: Hello, manifest: Manifest) -> None:
@@ -189,14 +189,14 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         self.backend = hello.backend
 
     def add_noise(self, line: bytes) -> None:
-        """Count a line that is no message, and keep it if there is room."""
+        """Count a line that is no message, and keep it up to `NOISE_BYTES_MAX`."""
         self.counts["noise_lines"] += 1
         if len(self.noise) < NOISE_BYTES_MAX:
             self.noise = (self.noise + line + b"\n")[:NOISE_BYTES_MAX]
 
     @property
     def calls(self) -> CallBook:
-        """The calls of the run, with the questions about them."""
+        """The record of the run's calls and of the questions about them."""
         if self.book is None:
             self.book = CallBook()
         return self.book
@@ -220,7 +220,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         self.calls.answer(ask.id, name, decision.decision, input)
 
     def _comparable(self, input: Json) -> Json:
-        """Return an input as events have it: without secrets, its paths below the root relative to it."""
+        """Return an input in the form that it has in events: without secrets, paths below the root relative to it."""
         return below(self.root, self.redactor.json(input)[0])
 
     def _written(self, name: str, input: Json) -> list[str]:
@@ -234,7 +234,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         """Add the claims in these events of the host; most kinds of events claim nothing.
 
         Args:
-            first: place of the first of them in the trace.
+            first: place of the first event in the trace.
         """
         if self.replayed:
             return
@@ -250,7 +250,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         return self.claims
 
     def look(self, event: AgentEvent) -> CallRecord | None:
-        """Record an event about files, tools, usage or the session; return the call that it belongs to."""
+        """Record an event about files, tools, usage or the session; return its call, or None if it has none."""
         assert self.policy is not None
         if self.replayed:
             return None
@@ -292,7 +292,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         self.counts["objections"] += 1
         objection = Objection(decision.rule.name, decision.reason, call if isinstance(event, ToolCall) else None)
         was_allowed = isinstance(event, CommandExecuted) and call is not None and call.answer == "allow"
-        # A command is settled by the allowed call of a shell.
+        # If the call of a shell was allowed, so is its command.
         is_settled = was_allowed and call is not None and "bash" in tool_names(call.asked_as or call.tool)
         if len(self.objections) < OBJECTIONS_MAX and (objection.is_forbidden or not is_settled):
             self.objections += (objection,)
@@ -309,10 +309,10 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         """Judge the files that have changed.
 
         Args:
-            paths: of our own difference, relative to the workspace.
+            paths: paths of our own difference, relative to the workspace.
         """
         assert self.policy is not None
-        # A relative path may begin with a file named `~`, which is no home folder.
+        # `./` is added because a relative path may begin with a file named `~`, which is no home folder.
         decisions = (self.policy.decide_write(f"./{path}", self.root) for path in sorted(paths))
         rows = [(it.rule.name, it.reason) for it in decisions if it.rule is not None and it.rule.name == "deny_write"]
         self.counts["objections"] += len(rows)
@@ -320,7 +320,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         self.forbidden = tuple({"rule": rule, "reason": reason} for rule, reason in told)
         self.unclaimed = len(set(paths) - self.claimed_paths) if not self.replayed else 0
         if self.book is not None:
-            # In place the user may have changed them meanwhile.
+            # In a workspace that is not staged, the user may have changed files meanwhile.
             here = paths if self.order.workspace.mode == "staged" else ()
             self.book.changed({*here, *self.claimed_paths})
 
@@ -335,7 +335,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             self._turns += 1
             if limits.max_turns is not None and self._turns > limits.max_turns:
                 self._reach("max_turns", f"more than {limits.max_turns} turns (max_turns)")
-            reason = str(event.body.get("stop_reason"))  # A host that ends its turn at a limit of the order names it.
+            reason = str(event.body.get("stop_reason"))  # A host that stops at a limit of the order names it.
             if {"max_turns": limits.max_turns, "budget": limits.max_budget_usd}.get(reason) is not None:
                 self._reach(reason, event.message)
         elif isinstance(event, UsageReported):
@@ -351,7 +351,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             unknown: budgets whose usage may be higher than reported; the run ends if the order sets one of them.
         """
         tokens_max, usd_max = self.settings.get("budget_tokens"), self.order.config.max_budget_usd
-        known = (input_tokens or 0) + (output_tokens or 0)  # At least so many: enough to be too many.
+        known = (input_tokens or 0) + (output_tokens or 0)  # The least that was used, as unknown counters count as 0.
         if isinstance(tokens_max, int) and known > tokens_max:
             self._reach("budget", f"{known} tokens used of {tokens_max} (budget_tokens)")
         if usd_max is not None and usd is not None and usd > usd_max:
@@ -362,7 +362,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
             self._reach("budget", fact)
 
     def final(self, claim: Receipt, raw: dict[str, Any]) -> None:
-        """Record the host's own receipt; its usage counts for the order's budgets."""
+        """Record the host's own receipt, and compare its usage with the order's budgets."""
         self.claim, self.claim_raw = claim, raw
         if not self.replayed:
             self.spent(claim.usage.input_tokens, claim.usage.output_tokens, claim.usage.estimated_cost_usd)
@@ -375,7 +375,9 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         self.claimed_keys = array("q", filter(None, (self.event_key(canonical.encode(event)) for event in events)))
 
     def event_key(self, line: bytes) -> int:
-        """Hash an event's canonical line without its time; 0 for a piece of text whose cuts the redactor moves."""
+        """Hash an event's canonical line without its time; return 0 for a piece of text if there are secrets, because
+        redaction may move text between pieces.
+        """
         if self.redactor.forms and (line.endswith(_PIECE) or line.startswith(_OUTPUT)):
             return 0
         start = line.rfind(b'"ts":"')
@@ -385,7 +387,7 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         if isinstance(fatal.error_code, str) and fatal.error_code not in CODES:
             self.added["error_code"] = fatal.error_code
         if isinstance(fatal.receipt, dict):
-            # Replaced by the whole inner chain once the receipt parses.
+            # The whole inner receipt replaces this if it can be read.
             self.inner = {"receipt_sha256": fatal.receipt.get("receipt_sha256")}
 
     def ended(self, stderr: bytes, stderr_dropped: int, swept: int) -> None:
@@ -417,17 +419,21 @@ class RunState(msgspec.Struct, kw_only=True, eq=False):
         return list(FINDINGS) if self.policy is not None and has_rules_of(self.policy.profile, "ci") else []
 
     def failed_on(self, claimed: Json) -> tuple[str, ...]:
-        """Return the findings of `fail_on` that a run without violations has, by the verdicts on its claims."""
+        """Return the findings in `fail_on` that a run without violations has.
+
+        Args:
+            claimed: the verdicts on the claims, as the receipt has them.
+        """
         calls = self.book.to_wire() if self.book is not None else None
         return failed_on({"fail_on": self.fail_on, "calls": calls, "claimed": claimed})
 
 
 def relative_path(path: str, root: str) -> str:
-    """Return a path as the patch would write it, by its text alone."""
+    """Return a path in the form that it has in the patch, without a look at the disk."""
     return posixpath.relpath(path, root) if path.startswith("/") else posixpath.normpath(path)
 
 
 def workspace_path(path: str, root: str) -> str | None:
-    """Return a path as the patch would write it; None outside of the workspace, and in git's own folder."""
+    """Return a path in the form that it has in the patch; None if it is outside of the workspace or in `.git`."""
     found = relative_path(path, root)
     return None if found.split("/", 1)[0] in ("..", "", ".git") or "\0" in found else found

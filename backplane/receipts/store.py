@@ -1,7 +1,6 @@
-"""The store of receipts: a file per receipt in the run folders, and one index with a chain over all of them.
+"""Stores receipts: one file for each in the run folders, and an index with a chain over all of them.
 
-A receipt goes in once and is acknowledged when it is safe; it comes back with its trace read on
-demand. Everything here blocks and may be called from any thread.
+A receipt is stored once; a loaded one reads its trace on demand. All functions block, and any thread may call them.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from backplane.receipts.recovery import Orphan, Recovery
 from backplane.receipts.trace import Trace, as_trace
 
 PREFIX_CHARS_MIN: Final = 4
-"""Shortest beginning of a run id that is looked up; shorter ones are typing mistakes."""
+"""Minimum length of a beginning of a run id; a shorter one is taken for a typing mistake."""
 _LAST: Final = re.compile(r"last(?:~([0-9]{1,9}))?")
-"""Names of a run by its place; no store has more runs."""
+"""Names that count back from the newest run: `last`, `last~2`."""
 AMBIGUOUS_SHOWN: Final = 5
 FAULTS_SHOWN: Final = 3
-"""Files that could not be removed, in an error's line: one is mostly like the other."""
+"""Maximum number of files named in an error about files that could not be removed."""
 _PAGE_ROWS: Final = 64
-"""Rows read at once, in some 0.1 ms."""
+"""Number of rows read at once, which takes some 0.1 ms."""
 UNLINKED_MAX: Final = 16
-"""Newest rows that may lack their `link.json`, as their writers were killed after the commit."""
+"""Number of newest rows that may lack their `link.json`, because their writers were killed after the commit."""
 
 
 class Store:
@@ -50,11 +49,11 @@ class Store:
 
     @classmethod
     def open(cls, home: Path, *, readonly: bool = False) -> Store:
-        """Open the store in `home`, making it when it is not there.
+        """Open the store in `home`; make it if it is missing.
 
         Args:
             home: the state directory.
-            readonly: writes nothing; a store that is not there is an empty one.
+            readonly: True to write nothing; a missing store is then an empty one.
 
         Raises:
             StoreError: `receipt_store_failed`: newer schema, failing disk.
@@ -77,14 +76,14 @@ class Store:
     # In ---------------------------------------------------------------------------------------------------------------
 
     def append(self, receipt: Receipt, journal: Journal | None = None) -> ReceiptRow:
-        """Keep a sealed receipt; when this returns it survives a power cut.
+        """Store a sealed receipt; once this returns, it survives a power cut.
 
         Args:
-            receipt: sealed; its trace is the journal's, or any sequence when there is no journal.
-            journal: the run's, still open; it stays the caller's to close. Without one: `adopt`.
+            receipt: sealed receipt, with the journal's trace, or any sequence of events if there is no journal.
+            journal: the run's open journal, which the caller closes; None does the same as `adopt`.
 
         Raises:
-            StoreError: `receipt_store_failed`: the run is stored already, or the disk fails; nothing was kept.
+            StoreError: `receipt_store_failed`: the run is stored already, or the disk fails; nothing was stored.
         """
         if receipt.receipt_sha256 is None:
             raise StoreError("receipt_store_failed", f"the receipt of run {receipt.meta.run_id} is not sealed")
@@ -93,15 +92,15 @@ class Store:
         trace = receipt.trace
         if not isinstance(trace, Trace) or trace.source != journal.trace.source or len(trace) != journal.count:
             raise StoreError("receipt_store_failed", f"the receipt's trace is not the journal's in {journal.folder}")
-        # If the commit fails, the next start finds the receipt and stores it as it was sealed.
+        # If the commit fails, the next start finds the sealed receipt and stores it.
         journal.seal(without_trace(receipt))
         row = self._index.add(database.columns_of(receipt, trace))
-        with suppress(StoreError):  # The next writer or opening of the store writes it.
+        with suppress(StoreError):  # The next writer, or the next opening of the store, writes it.
             self._complete_links()
         return row
 
     def _complete_links(self) -> None:
-        """Write the `link.json` of each new row: of the last one, and of those whose writers were killed."""
+        """Write each missing `link.json`: of the last row, and of those whose writers were killed."""
         for row in self.rows(UNLINKED_MAX):
             folder = self._runs / row.run_id
             is_due = recovery.is_run_id(row.run_id) and not (folder / database.LINK).exists()
@@ -109,13 +108,13 @@ class Store:
                 database.keep_row(folder, row)
 
     def adopt(self, receipt: Receipt, patch: bytes = b"", head: Facts | None = None) -> ReceiptRow:
-        """Keep a sealed receipt that was made elsewhere, with the patch that belongs to it.
+        """Store a sealed receipt that was made elsewhere, with its patch.
 
         Args:
             head: the first fact of the run if its order is known here, see `journal.head_fact`.
 
         Raises:
-            StoreError: as `append`, also for a duration that no row can hold; nothing is left behind.
+            StoreError: as `append`, also if the duration is too large for a row; nothing was stored.
         """
         run_id = receipt.meta.run_id
         if self.has(run_id):
@@ -159,16 +158,16 @@ class Store:
         """Return the row of a run.
 
         Args:
-            run: id, or its beginning if only one run begins so; `last`, or `last~2` for the second before it. Runs
-                that check another run's result are not counted.
+            run: id, or a beginning that no other id has; or `last`, or `last~2` for the second run before it, without
+                counting runs that check another run's result.
 
         Raises:
-            ConfigError: `config_invalid`: too short, not there, or several.
+            ConfigError: `config_invalid`: the beginning is too short, or fits no run or several.
         """
         back = steps_back(run)
         if back is None:
             found = self.beginning(run)
-            # An order of a queue has no run here until it is followed, and its id looks the same.
+            # The id may be that of an order in a queue, which has no run here until somebody follows it.
             fact, hint = (
                 f"no receipt of a run {run!r} is stored",
                 "backplane runs; a queue's order: backplane queue list",
@@ -186,7 +185,7 @@ class Store:
         return recovery.is_run_id(run_id) and opening_of(self.folder(run_id)).check is not None
 
     def beginning(self, prefix: str) -> list[ReceiptRow]:
-        """Return the first rows whose run id begins so, one more than an error names.
+        """Return the first rows whose run id has this beginning, one more than an error names.
 
         Raises:
             ConfigError: `config_invalid`, it is too short.
@@ -198,17 +197,17 @@ class Store:
         return self._index.rows("WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT ?", *_between(wanted))
 
     def of_orders(self, prefix: str) -> list[ReceiptRow]:
-        """Return the newest row of each order whose id begins so, one more than an error names."""
+        """Return the newest row of each order whose id has this beginning, one more than an error names."""
         newest = "SELECT MAX(sequence) FROM receipts WHERE work_order_id >= ? AND work_order_id < ?"
         where = f"WHERE sequence IN ({newest} GROUP BY work_order_id) ORDER BY work_order_id LIMIT ?"
         return self._index.rows(where, *_between(prefix))
 
     def load(self, run: str) -> Receipt:
-        """Return the receipt of a run, its trace read from disk on demand.
+        """Return the receipt of a run; its trace is read from disk on demand.
 
         Raises:
             ConfigError: as `find`.
-            StoreError: `receipt_store_failed` when the row cannot be read or was pruned.
+            StoreError: `receipt_store_failed`, the receipt cannot be read or was pruned.
         """
         row = self.find(run)
         try:
@@ -246,10 +245,10 @@ class Store:
         return Trace(self.folder(row.run_id) / TRACE, row.trace_count, row.trace_bytes)
 
     def folder(self, run_id: str) -> Path:
-        """Return the folder of a run's journal and patch; it need not exist.
+        """Return the folder of a run's journal and patch, which may be missing.
 
         Raises:
-            StoreError: `receipt_store_failed` for what is no run id: a changed row must not lead elsewhere.
+            StoreError: `receipt_store_failed`, this is no run id, as an altered row must not lead to other folders.
         """
         if not recovery.is_run_id(run_id):
             raise StoreError("receipt_store_failed", f"a row names the run {run_id!r}, which is no run id")
@@ -259,7 +258,7 @@ class Store:
         """Return the file with the run's patch; None if there is none.
 
         Raises:
-            StoreError: `receipt_store_failed` when the run's content was pruned: its changes are unknown.
+            StoreError: `receipt_store_failed`, the run was pruned, so its changes are unknown.
         """
         self._unpruned(row)
         path = self.folder(row.run_id) / PATCH
@@ -276,14 +275,14 @@ class Store:
         return ChainCheckpoint(head.sequence, head.link, canonical.timestamp_at(time.time_ns())) if head else None
 
     def verify(self, run: str) -> list[AuditFinding]:
-        """Check one receipt: body, trace, patch, columns, and its links to the one before.
+        """Check one receipt: body, trace, patch, columns, and its link to the previous one.
 
         Returns:
-            What does not hold; empty when everything does.
+            The faults; empty if there are none.
 
         Raises:
             ConfigError: as `find`.
-            StoreError: `receipt_store_failed` when its content was pruned.
+            StoreError: `receipt_store_failed`, its content was pruned.
         """
         row = self.find(run)
         return self._check(row, self._unpruned(row)) + audit.check_link(row, self._at(row.sequence - 1))
@@ -292,7 +291,7 @@ class Store:
         """Check every receipt and the whole chain.
 
         Args:
-            checkpoint: one kept from earlier; without it a cut tail or an older copy cannot be seen.
+            checkpoint: an earlier checkpoint; without it, missing last rows or an older copy of the store go unnoticed.
         """
         findings = [AuditFinding("receipt_store_failed", "", fact) for fact in self._index.faults()]
         checked = pruned = 0
@@ -316,7 +315,7 @@ class Store:
         return audit.Audit(tuple(findings), checked, pruned, checkpoint is not None, self._index.rebuilt_at())
 
     def _check(self, row: ReceiptRow, body: bytes) -> list[AuditFinding]:
-        """Check one receipt, or what is left of a pruned one, whose body is empty."""
+        """Check one receipt; of a pruned one, whose body is empty, check the row."""
         folder = self.folder(row.run_id)
         found = audit.check_row(row, body, self.trace(row), folder) if body else []
         kept = audit.check_kept(row, folder)
@@ -339,19 +338,19 @@ class Store:
         bytes_max: int | None = None,
         dry_run: bool = False,
     ) -> int:
-        """Remove the content of older receipts, which any of the bounds names; their places in the chain stay.
+        """Remove the content of each receipt that is beyond one of the bounds; its place in the chain stays.
 
         Args:
-            keep: number of receipts to leave whole, the newest; None leaves all.
-            ended_before_ms: remove what ended before, in milliseconds since 1970; None for no age.
-            bytes_max: remove what is beyond so many bytes of files, the newest counted first; None for no bound.
-            dry_run: only count them; the store may be open for reading only.
+            keep: number of newest receipts that stay whole; None for no bound.
+            ended_before_ms: remove runs that ended before this time, in milliseconds since 1970; None for no bound.
+            bytes_max: maximum size of all files, counted from the newest run on; None for no bound.
+            dry_run: True to only count them; the store may be read-only then.
 
         Returns:
-            How many receipts were removed now.
+            Number of receipts that were removed by this call.
 
         Raises:
-            StoreError: `receipt_store_failed`, also where files stay; calling this again removes them.
+            StoreError: `receipt_store_failed`, also if a file cannot be removed; another call tries again.
         """
         rows = self._prunable(keep, ended_before_ms, bytes_max)
         count = sum(not self._is_pruned(row) for row in rows)
@@ -362,7 +361,7 @@ class Store:
             except StoreError as error:
                 if not database.is_full(error):
                     raise
-                # The files go first; until the rows are marked, these receipts do not verify.
+                # Remove the files first; until the rows are marked, `verify` reports these receipts.
                 self._remove_files(own)
                 self._mark_pruned(own)
             self._remove_files(own)
@@ -385,7 +384,7 @@ class Store:
         return gone
 
     def _remove_files(self, rows: Sequence[ReceiptRow]) -> None:
-        # The copy that a killed run worked in goes with its record.
+        # Also remove the copies in which killed runs worked.
         places = (self._runs / row.run_id for row in rows), (self.home / "stage" / row.run_id for row in rows)
         tried = [recovery.remove(folder, but=database.LINK) for folder in chain(*places)]
         if faults := [fault for fault in tried if fault is not None]:
@@ -395,19 +394,19 @@ class Store:
     # Runs that were cut off -------------------------------------------------------------------------------------------
 
     def orphans(self) -> list[Orphan]:
-        """Return the runs that were cut off: a journal, no receipt, no process at work."""
+        """Return the runs that were cut off: they have a journal, but no stored receipt and no process."""
         abandoned = (folder for folder in self.unknown_folders() if recovery.is_abandoned(folder))
         return [Orphan(folder) for folder in abandoned if not self.has(folder.name)]
 
     def recover(self, clean: Callable[[Orphan], None] | None = None) -> Recovery:
-        """Seal every orphan as interrupted and store it; safe when several processes do so at once.
+        """Seal every orphan as interrupted and store it; several processes may do so at once.
 
         Args:
-            clean: called for each orphan before it is sealed, under its lock: the place to remove
-                what the run left elsewhere. Must not fail for something already gone.
+            clean: removes the run's files outside of its folder; called for each orphan before it is sealed, under its
+                lock. It must not fail if they are already gone.
 
         Raises:
-            StoreError: `receipt_store_failed` when the store itself cannot be read.
+            StoreError: `receipt_store_failed`, the store itself cannot be read.
         """
         rows, problems = [], []
         recovery.sweep_abandoned(self.home)
@@ -451,14 +450,14 @@ class Store:
 
     def _unindexed(self) -> Iterator[Path]:
         """Yield the run folders that have no row."""
-        # Folders before rows: a run that ends meanwhile has its row then.
+        # Read folders before rows: a run that ends meanwhile then has its row.
         names = recovery.run_folders(self.home)
         known = self._index.run_ids()
         return (self._runs / name for name in names if name not in known)
 
 
 def steps_back(name: str) -> int | None:
-    """Return how many runs before the newest a name means, as 2 for `last~2`; None for a name that is an id."""
+    """Return the number of runs to count back from the newest, as 2 for `last~2`; None if the name is an id."""
     found = _LAST.fullmatch(name.strip())
     return None if found is None else int(found[1] or 0)
 
@@ -472,8 +471,8 @@ def only(name: str, ids: Sequence[str], kind: str = "runs") -> str:
 
 
 def _between(prefix: str) -> tuple[str, str, int]:
-    """Return the bounds of the ids that begin so, and the number of rows to read."""
-    # Ids are ASCII. What a terminal gave may not even be text, and is the beginning of none.
+    """Return the bounds of the ids with this beginning, and the number of rows to read."""
+    # Ids are ASCII; input from a terminal may be no valid text, and then matches none.
     wanted = prefix.encode("ascii", "replace").decode()
     return wanted, wanted + "~", AMBIGUOUS_SHOWN + 1
 

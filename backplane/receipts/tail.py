@@ -1,4 +1,4 @@
-"""Follows the journal of a live run: facts and events since the last look. Nothing here writes or waits."""
+"""Follows the journal of a live run: returns its new facts and events. Nothing here writes or waits."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from backplane.receipts.trace import LINE_BYTES_MAX, open_plain
 T = TypeVar("T")
 
 LOOK_S: Final = 0.1
-"""Seconds between two looks at a run that is followed; a look at an idle one takes some microseconds."""
+"""Seconds between two checks for new lines; a check without new lines takes some microseconds."""
 
 READ_BYTES_MAX: Final = 4 << 20
-"""Bytes of a file that are read at one look; the rest is read at the next."""
+"""Maximum bytes of a file that are read in one check; the rest is read in the next."""
 
 _decode_event: Final = msgspec.json.Decoder(AgentEvent).decode
 
@@ -28,10 +28,10 @@ class Tail:
     """Follows one run's journal from its beginning; `close` closes it.
 
     Args:
-        folder: the run's, with its head.
+        folder: the run's folder, with a head.
 
     Raises:
-        StoreError: on any look, `receipt_store_failed` where the disk fails.
+        StoreError: from any method, `receipt_store_failed`, the disk fails.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -43,11 +43,11 @@ class Tail:
         self._trace.close()
 
     def facts(self) -> list[dict[str, Any]]:
-        """Return the facts of the head that came since the last look."""
+        """Return the facts of the head that are new since the last call."""
         return [fact for fact in _decoded(self._head, msgspec.json.decode) if isinstance(fact, dict)]
 
     def events(self) -> list[AgentEvent]:
-        """Return the events that came since the last look, up to `READ_BYTES_MAX`."""
+        """Return the events that are new since the last call, from at most `READ_BYTES_MAX`."""
         return list(_decoded(self._trace, _decode_event))
 
 
@@ -58,7 +58,7 @@ def _decoded(lines: _Lines, decode: Callable[[bytes], T]) -> Iterator[T]:
 
 
 class _Lines:
-    """Reads the whole lines that were added to a file since the last look."""
+    """Reads the whole lines that were added to a file since the last call."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

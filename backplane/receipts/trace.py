@@ -17,10 +17,10 @@ from backplane.contract.events import AgentEvent, carried
 from backplane.errors import StoreError
 
 CHUNK_BYTES: Final = 1 << 17
-"""Bytes read and hashed at once. SHA-256 runs at full speed, and the allocator reuses the block; from 256 KiB on it
-maps fresh pages each time, which was measured at twice the cost."""
+"""Bytes read and hashed at once: SHA-256 runs at full speed, and the allocator reuses the block. From 256 KiB on, it
+maps new pages each time, which takes twice the time."""
 LINE_BYTES_MAX: Final = 64 << 20
-"""Longest line that is read: four times the longest of the protocol."""
+"""Maximum length of a line that is read: four times that of the protocol."""
 LISTED_BYTES_MAX: Final = 4 * 1024 * 1024
 """Size limit of a trace that a program gets as a list, some 20,000 events and 0.1 s; a longer one stays on disk."""
 
@@ -31,12 +31,12 @@ class Trace(Sequence[AgentEvent]):
     """Events of a run, in order, read on demand.
 
     Args:
-        source: the file with one event a line, or these bytes themselves.
-        count: events in it; later lines of a file that still grows are not seen.
+        source: the file with one event in each line, or its bytes.
+        count: number of events; lines that are added to the file later are ignored.
         size_bytes: length of these lines, newlines included.
 
     Raises:
-        StoreError: on any read, `receipt_store_failed` when the file is gone, short or not a trace.
+        StoreError: from any read, `receipt_store_failed`, the file is missing, too short or no trace.
     """
 
     def __init__(self, source: Path | bytes, count: int, size_bytes: int) -> None:
@@ -46,7 +46,7 @@ class Trace(Sequence[AgentEvent]):
 
     @classmethod
     def of(cls, events: Iterable[AgentEvent]) -> Trace:
-        """Keep events in memory as their canonical bytes."""
+        """Return events as a trace in memory."""
         kept = list(events)
         data = canonical.encode_lines(kept)
         return cls(data, len(kept), len(data))
@@ -67,7 +67,7 @@ class Trace(Sequence[AgentEvent]):
         left = self.size_bytes
         for block in self.blocks():
             left -= len(block)
-            # A newline cannot stand inside a canonical event, so each one is a boundary.
+            # A canonical event contains no newline, so each newline ends an event.
             yield (block if left else block[:-1]).replace(b"\n", b",")
 
     def lines(self) -> Iterator[bytes]:
@@ -82,7 +82,7 @@ class Trace(Sequence[AgentEvent]):
                 if line.endswith(b"\n"):
                     line = line[:-1]
                 yield line
-                line = b""  # Free a long one before the next is read.
+                line = b""  # Free a long line before the next one is read.
 
     def __len__(self) -> int:
         return self._count
@@ -128,7 +128,7 @@ class Trace(Sequence[AgentEvent]):
 
 
 def listed(trace: Sequence[AgentEvent]) -> Sequence[AgentEvent]:
-    """Return a trace as a list, which any JSON encoder takes; return a too long or missing one unchanged."""
+    """Return a trace as a list, which any JSON encoder accepts; return one over `LISTED_BYTES_MAX` unchanged."""
     if not isinstance(trace, Trace) or trace.size_bytes > LISTED_BYTES_MAX:
         return trace
     try:
@@ -138,7 +138,7 @@ def listed(trace: Sequence[AgentEvent]) -> Sequence[AgentEvent]:
 
 
 def open_plain(path: Path) -> BufferedReader:
-    """Open a regular file for reading; a link may lead out of a run's folder, and a pipe would make us wait.
+    """Open a regular file for reading, but no link, which may lead out of the folder, and no pipe, which may block.
 
     Raises:
         OSError: also for a link or pipe.
@@ -151,7 +151,7 @@ def open_plain(path: Path) -> BufferedReader:
 
 
 def read_plain(path: Path, bytes_max: int) -> bytes:
-    """Read a regular file whole. Raises OSError, also if it is longer."""
+    """Read a whole regular file. Raises OSError, also if it is longer than `bytes_max`."""
     with open_plain(path) as file:
         if os.fstat(file.fileno()).st_size > bytes_max:
             raise OSError(errno.EFBIG, f"it is over {bytes_max} bytes", str(path))
