@@ -8,16 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from backplane.contract.canonical import Json
+from backplane.dialects import framing
+from backplane.errors import BackplaneError
 from backplane.gateway.frames import encode
 from backplane.gateway.journal import SUFFIX
 from backplane.redact.secrets import Redactor
 
 BODY_BYTES_MAX: Final = 1024 * 1024
 """Bytes kept of each request and of each answer; an agent's requests have about 100 KB. The rest is cut off."""
+
+COPY_BYTES_MAX: Final = BODY_BYTES_MAX + 64 * 1024
+"""Bytes in which secrets are looked for: one may begin within the kept ones and end behind them."""
 
 FILE_BYTES_MAX: Final = 128 * 1024 * 1024
 """Bytes of a file after which it is renamed, in place of an older one, and a new file begins."""
@@ -54,14 +60,71 @@ class Bodies:
 
     def keep(self, id: str, request: bytes, answer: bytes) -> None:
         """Append a line; on a full disk it is lost without an error, as the exchange itself is in the record."""
-        asked, got = (self._redactor.part(data, 0, BODY_BYTES_MAX)[0] for data in (request, answer))
-        line = ExchangeBodies(
-            id=id, request=asked.decode("utf-8", "replace"), answer=got.decode("utf-8", "replace"),
-            request_bytes=len(request),
-        )  # fmt: skip
+        asked, got = self._clean(request[:COPY_BYTES_MAX]), self._clean(self._joined(answer))
+        line = ExchangeBodies(id=id, request=asked, answer=got, request_bytes=len(request))
         with suppress(OSError):
             if self.path.exists() and self.path.stat().st_size > FILE_BYTES_MAX:
                 self.path.replace(self._older)
             self.path.touch(0o600)
             with self.path.open("ab") as file:
                 file.write(encode(line) + b"\n")
+
+    def _clean(self, data: bytes) -> str:
+        text = self._redactor.text(data.decode("utf-8", "replace"))[0]
+        return text.encode()[:BODY_BYTES_MAX].decode("utf-8", "ignore")
+
+    def _joined(self, answer: bytes) -> bytes:
+        """Return an answer; a stream with a secret in its texts is written anew without it, event by event.
+
+        A model may repeat a secret a few letters an event, so no event has the whole of it. An event that is not
+        whole, as the last one of a stream that broke off, may have the rest of one, so it is left out.
+        """
+        split = framing.Detecting()
+        try:
+            documents = [*split.feed(answer), *split.finish()]
+        except BackplaneError:  # An event over the limit; the answer is cut long before.
+            return answer
+        skipped = split.inner.skipped if split.inner is not None else 0
+        if len(documents) + skipped < 2:
+            return answer
+        texts: dict[object, list[_Place]] = {}
+        for document in documents:
+            for place in _texts(document):
+                texts.setdefault(place.text, []).append(place)
+        total = 0
+        for places in texts.values():
+            cleaned, count = self._redactor.pieces([place.holder[place.member] for place in places])
+            total += count
+            for place, text in zip(places, cleaned, strict=True):
+                place.holder[place.member] = text
+        return b"".join(map(framing.sse_bytes, documents)) if total or skipped else answer
+
+
+class _Place(NamedTuple):
+    """Where a piece of a text stands in an event."""
+
+    text: object
+    """Equal for the pieces of one text."""
+    holder: Any
+    member: str | int
+
+
+def _texts(document: Json) -> list[_Place]:
+    """Return the texts of an event: a text goes on at the same path of a later one, with the same numbers beside it."""
+    found: list[_Place] = []
+    waiting: list[tuple[Json, tuple[object, ...]]] = [(document, ())]
+    while waiting:
+        value, path = waiting.pop()
+        if isinstance(value, dict):
+            path = (*path, *(value.get(name) if type(value.get(name)) in (int, str) else None for name in _NUMBERS))
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for member, one in items:
+            if isinstance(one, str):
+                found.append(_Place((*path, member), value, member))
+            else:
+                waiting.append((one, (*path, member)))
+    return found
+
+
+_NUMBERS: Final = ("type", "index", "output_index", "content_index")
+"""Members that tell the texts of one answer apart."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from backplane.config import GatewaySettings, Settings
 from backplane.errors import BackplaneError, TranslationError
-from backplane.gateway.bodies import BODY_BYTES_MAX, Bodies
+from backplane.gateway.bodies import COPY_BYTES_MAX, Bodies
 from backplane.gateway.choice import RequestFacts
 from backplane.gateway.clients import Client, Clients
 from backplane.gateway.exchange import Work
@@ -180,7 +180,7 @@ class _Entry:
         self._began = time.monotonic()
         self._first_ms: int | None = None
         self.is_recorded = True
-        self.copy_max = BODY_BYTES_MAX if bodies is not None else 0
+        self.copy_max = COPY_BYTES_MAX if bodies is not None else 0
 
     def _ms(self) -> int:
         return round((time.monotonic() - self._began) * 1000)
@@ -266,6 +266,7 @@ async def open_gateway(
         for end in recent_ends(home) if routes.has_times else ():
             routes.learn(end)
         secrets = [value for one in routes.endpoints() for value in (one.key, *one.headers.values()) if value]
+        secrets += [only_key] if only_key is not None else []
         bodies = Bodies(journal.path, secrets) if settings.gateway.bodies else None
         async with Services() as services:
             gateway = Gateway(settings.gateway, routes, journal, own_address(listener), only_key, agents, bodies)

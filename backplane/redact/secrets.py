@@ -11,7 +11,7 @@ import base64
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from typing import Any, Final, Literal
 
@@ -168,6 +168,31 @@ class Redactor:
         data = _encode(text)
         spans = self._spans(data, whole=whole)
         return (_decode(_masked(data, spans)), len(spans)) if spans else (text, 0)
+
+    def pieces(self, texts: Sequence[str]) -> tuple[list[str], int]:
+        """Redact a whole text that came in pieces; return the pieces and the replacements.
+
+        A secret that is cut in several pieces is replaced in the first of them.
+        """
+        pieces = list(map(_encode, texts))
+        data = b"".join(pieces)
+        spans = self._spans(data, whole=True)
+        if not spans:
+            return list(texts), 0
+        out: list[str] = []
+        start, first = 0, 0
+        for piece in pieces:
+            stop, at, parts = start + len(piece), start, b""
+            while first < len(spans) and spans[first][1] <= start:
+                first += 1
+            for low, high in spans[first:]:
+                if low >= stop:
+                    break
+                parts += data[at : max(low, at)] + (MARK.encode() if low >= start else b"")
+                at = min(high, stop)
+            out.append(_decode(parts + data[at:stop]))
+            start = stop
+        return out, len(spans)
 
     def data(self, data: bytes) -> tuple[bytes, int]:
         """Redact bytes for a log or standard error, not JSON, which it may break; return them and the replacements."""

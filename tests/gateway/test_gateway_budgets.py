@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from backplane.cli import main
+from backplane.dialects import framing
 from backplane.errors import StoreError
+from backplane.gateway.bodies import Bodies
 from backplane.gateway.journal import SUFFIX, ExchangeJournal, lines_of, new_id, now
 from backplane.gateway.record import ExchangeBegin, ExchangeEnd
 from backplane.process.locks import try_lock
-from backplane.testing import Fault, ModelServer, ScriptUsage, Turn
+from backplane.redact.secrets import Redactor
+from backplane.testing import PROTOCOLS, Fault, ModelServer, ProtocolName, ScriptUsage, Turn
 from tests.gateway.ground import KEY, Gate, backend, gateway
 from tests.gateway.test_gateway import CHAT, MESSAGES, PRICES, ask, client, said
 from tests.scripted import question
@@ -155,7 +162,6 @@ def test_bodies_are_kept_only_where_the_configuration_says_so() -> None:
 
 def test_kept_bodies_have_no_secret_and_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backplane.gateway.bodies.BODY_BYTES_MAX", 500)
-    monkeypatch.setattr("backplane.gateway.serving.BODY_BYTES_MAX", 500)
     monkeypatch.setattr("backplane.gateway.bodies.FILE_BYTES_MAX", 1_500)
     secret = "of-the-service-0123456789"
     with ModelServer([Turn(text=f"{secret} {'x' * 5_000}")] * 8) as server:
@@ -172,6 +178,56 @@ def test_kept_bodies_have_no_secret_and_a_bound(monkeypatch: pytest.MonkeyPatch)
     assert secret not in text
     assert KEY not in text
     assert all(len(line["request"]) <= 500 and line["request_bytes"] > 5_000 for line in lines)
+
+
+SECRET = "of-the-service-0123456789"
+
+
+@pytest.mark.parametrize("service", [CHAT, MESSAGES])
+@pytest.mark.parametrize("front", PROTOCOLS)
+def test_a_secret_that_comes_in_many_events_is_kept_nowhere(front: ProtocolName, service: ProtocolName) -> None:
+    text = f"The key is {SECRET}, and so on."
+    turns = [Turn(text=text, pieces=number) for number in (2, 7, len(text))]
+    with ModelServer(turns) as server:
+        row = msgspec.structs.replace(backend(server, service, key_env="K"), env={"K": SECRET})
+        with gateway({"a": row}, {"m": "a"}, bodies=True) as gate:
+            for _ in turns:
+                path, body = question(front, stream=True)
+                assert ask(gate, path, body)[0] == 200
+            assert gate.ends
+            lines = bodies_of(gate)
+    assert len(lines) == 3
+    for line in lines:
+        said = "".join(re.findall(r'"(?:text|content|delta)":"([^"]*)"', line["answer"]))
+        assert SECRET not in said
+        assert "The key is [redacted], and so on." in said
+
+
+@given(
+    st.lists(st.sampled_from(["a", " and ", SECRET, SECRET[:9], "é"]), max_size=9),
+    st.lists(st.integers(0, 80), max_size=20),
+)
+def test_a_secret_is_found_wherever_its_text_is_cut(words: list[str], cuts: list[int]) -> None:
+    text = "".join(words)
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    pieces = [text[start:stop] for start, stop in itertools.pairwise(places)]
+    cleaned, count = Redactor([SECRET]).pieces(pieces)
+    assert len(cleaned) == len(pieces)
+    assert ("".join(cleaned), count) == Redactor([SECRET]).text(text)
+
+
+def test_every_cut_of_a_kept_stream_hides_the_secret(tmp_path: Path) -> None:
+    text = f"The key is {SECRET}."
+    kept = Bodies(tmp_path / "one.jsonl", [SECRET])
+    for place in range(len(text)):
+        events = [{"choices": [{"index": 0, "delta": {"content": one}}]} for one in (text[:place], text[place:])]
+        whole = b"".join(framing.sse_bytes(event) for event in events)
+        kept.keep("1", b"{}", whole)
+        kept.keep("2", b"{}", whole[:-9])  # The connection broke off in the last event.
+    for row in map(json.loads, kept.path.read_text().splitlines()):
+        words = "".join(re.findall(r'"content":"([^"]*)', row["answer"]))
+        assert row["id"] == "2" or words == "The key is [redacted]."
+        assert SECRET[-6:] not in row["answer"]
 
 
 def test_bodies_go_with_the_record_that_they_belong_to(tmp_path: Path) -> None:
