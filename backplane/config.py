@@ -7,6 +7,8 @@ environment of child processes. Importing it reads nothing.
 from __future__ import annotations
 
 import errno
+import functools
+import operator
 import os
 import pwd
 import re
@@ -694,8 +696,37 @@ def _typed(value: Any, shape: type[Any], place: tuple[str, ...]) -> Any:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
         fact, at = explained(error, shape)
-        path = (*place, *(key for key in re.split(r"[.\[]", at) if key and not key.endswith("]")))
+        before, any_row, after = at.partition("[...]")
+        path = (*place, *_names_in(before))
+        if any_row and "[" not in before:
+            path = (*path, _wrong_row(value, shape, _names_in(before), str(error)), *_names_in(after))
         raise _Wrong(path, f"`{'.'.join(path)}`: {fact}" if path else fact) from error
+
+
+def _names_in(at: str) -> tuple[str, ...]:
+    """Return the names of a path such as `.hooks[0].command`; places in lists are left out."""
+    return tuple(key for key in re.split(r"[.\[]", at) if key and not key.endswith("]"))
+
+
+def _wrong_row(value: Any, shape: type[Any], path: tuple[str, ...], message: str) -> str:
+    """Return the name of the row that has an error, which msgspec does not name.
+
+    Args:
+        value: the table in which the rows are.
+        path: the names from it to the table of the rows.
+        message: the error's.
+    """
+    rows = functools.reduce(operator.getitem, path, value)
+    for name, row in rows.items():
+        alone: Any = {name: row}
+        for depth in reversed(range(len(path))):
+            alone = {**functools.reduce(operator.getitem, path[:depth], value), path[depth]: alone}
+        try:
+            msgspec.convert(alone, shape)
+        except msgspec.ValidationError as error:
+            if str(error) == message:
+                return str(name)
+    raise AssertionError("a row is wrong")
 
 
 def _invalid(source: str, fact: str) -> ConfigError:

@@ -48,6 +48,15 @@ def test_the_policy_may_be_a_table_and_its_names_are_checked() -> None:
     assert "`policy.deny_write`" in fault('[policy]\ndeny_write = "x"')
 
 
+def test_an_error_in_one_of_several_tables_names_the_table() -> None:
+    rows = '[gateway.clients.a]\nkey_sha256 = "HASH"\n[gateway.clients.b]\nkey_sha256 = "HASH"\nbudget_usd = "x"\n'
+    found = fault(rows.replace("HASH", "0" * 64))
+    assert "line 5: `gateway.clients.b.budget_usd`: " in found
+    assert "line 3: `backends.mine.env.B`: " in fault('[backends.mine]\nenv.A = "x"\nenv.B = 3')
+    assert "`routing.models.m.prices`: " in fault("[routing.models.m]\nprices = 3")
+    assert "`hooks.env`: " in fault('[[hooks]]\nenv = { A = 3 }\ncommand = ["x"]\nevents = ["run_end"]')
+
+
 def test_a_whole_file_is_read() -> None:
     text = """
         default_backend = "mine"
@@ -91,7 +100,7 @@ def test_an_agents_program_is_found_from_any_folder(program: Any, found: Any) ->
     [
         ("colour = 3", 1, "`colour`: no such name"),
         ("\n\n[limits]\nhello = 3", 4, "`limits.hello`: no such name; known here are hello_s"),
-        ("[routing.models.m]\ncontext_tokns = 1", 2, "`routing.models.context_tokns`: no such name; known"),
+        ("[routing.models.m]\ncontext_tokns = 1", 2, "`routing.models.m.context_tokns`: no such name; known"),
         ('[[hooks]]\nevnt = "pre_tool"', None, "`hooks.evnt`: no such name; known here are event"),
         ("[limits]\nhello_s = 0", 2, "`limits.hello_s`"),
         ("[limits]\nhello_s = nan", 2, "`limits.hello_s`"),
@@ -103,7 +112,7 @@ def test_an_agents_program_is_found_from_any_folder(program: Any, found: Any) ->
         ("[backends.x]\ncommand = []", 1, "names no program"),
         ("[backends.x]\ncommand = ['a',\n  3,\n]", 2, "`backends.x.command`"),
         ("[backends.y]\nhost='a'\n[backends.x]\nhost = 'a'\nhost_s = 3", 5, "`backends.x.host_s`"),
-        ("[backends.x]\nhost = 'a'\nenv = {A = 3}", 3, "`backends.x.env`"),
+        ("[backends.x]\nhost = 'a'\nenv = {A = 3}", 3, "`backends.x.env.A`"),
         ("[backends.'a b']\nhost = 'a'", 1, "cannot have the name 'a b'"),
         ("isolation = 'maybe'", 1, "`isolation`: 'maybe' is none of 'best_effort', 'off', 'required'"),
         ("[routing]\nstrategy = 'cheap'", 2, "`routing.strategy`: 'cheap' is none of 'balanced', 'cost'"),

@@ -305,8 +305,9 @@ def test_a_route_in_a_file_is_a_name_a_list_or_a_table() -> None:
 )
 def test_a_wrong_route_is_refused_with_its_fact_and_the_next_step(row: str, fact: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(f"[gateway.models]\nm = {row}\n".encode(), source="f.toml", folder=Path("/"))
+        parse(f'[gateway.models]\na = "x"\nm = {row}\nz = 5\n'.encode(), source="f.toml", folder=Path("/"))
     assert (caught.value.code, fact in caught.value.message) == ("config_invalid", True), caught.value.message
+    assert caught.value.message.startswith("f.toml, line 3: `gateway.models.m")
     assert caught.value.hint == "see `backplane schema configuration`"
 
 
