@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def _is_read_only(path: Path) -> bool:
     """Return True if a folder, or its nearest existing parent, is on a read-only file system."""
-    there = next((one for one in (path, *path.parents) if one.exists()), None)
+    there = next((one for one in (path, *path.parents) if os.path.exists(one)), None)
     return there is not None and bool(os.statvfs(there).f_flag & os.ST_RDONLY)
 
 

@@ -5,8 +5,8 @@ The agent works in a copy of the folder. If it made a patch, the answer ends wit
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from backplane.config import GatewayAgentSettings
@@ -57,7 +57,7 @@ def agent_targets(plane: ControlPlane, agents: Mapping[str, GatewayAgentSettings
     def target(name: str, row: GatewayAgentSettings) -> AgentTarget:
         backend, model = row.backend or name, f"{PREFIX}{name}"
         plane.find_backend(backend)
-        if not Path(row.root).is_dir():
+        if not os.path.isdir(row.root):
             fact = f"gateway.agents.{name}: there is no folder {row.root!r}"
             raise ConfigError("config_invalid", fact, hint="name the folder that the agent works on in `root`")
 

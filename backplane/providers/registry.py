@@ -171,7 +171,9 @@ class Provider:
             StoreError: `receipt_store_failed`.
         """
         config = config or SessionConfig()
-        if config.root is not None and not (self.backend.remote or await anyio.Path(config.root).is_dir()):
+        if config.root is not None and not (
+            self.backend.remote or await anyio.to_thread.run_sync(os.path.isdir, config.root)
+        ):
             fact = f"SessionConfig.root: no folder {config.root!r}"
             raise ConfigError("config_invalid", fact, hint="give an existing folder, or None for the current one")
         await self.prepare()

@@ -113,7 +113,7 @@ def read_bundle(path: Path) -> tuple[Receipt, bytes, Path]:
     Raises:
         ConfigError, ContractError, StoreError: as `import_bundle`.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         receipt = parse_receipt(_read_inside(path / RECEIPT), str(path / RECEIPT))
         patch = _read_inside(path / PATCH) if os.path.lexists(path / PATCH) else b""
         check_patch(receipt, path / PATCH, patch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
@@ -90,7 +91,7 @@ async def compare(
     _require_sides(plane, chosen, repeat)
     order = replace(order, lane="patch_first", workspace=replace(order.workspace, mode="staged"))
     root = Path(order.workspace.root)
-    if not await anyio.to_thread.run_sync(root.is_dir):
+    if not await anyio.to_thread.run_sync(os.path.isdir, root):
         raise ConfigError("config_invalid", f"{root} is no folder", hint="name one (`root`, --root), or leave it out")
     before = await anyio.to_thread.run_sync(_tree, plane, root)
     trials: list[Trial] = []

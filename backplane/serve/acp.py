@@ -6,6 +6,7 @@ folder, and each prompt is a run with a receipt. The agent works in the editor's
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -329,7 +330,7 @@ _METHODS: Final[Mapping[str, Callable[[AcpAgent, editor.EditorParams], Awaitable
 
 def _folder(cwd: str) -> Path:
     folder = Path(cwd)
-    if not folder.is_absolute() or not folder.is_dir():
+    if not folder.is_absolute() or not os.path.isdir(folder):
         raise _Refused(f"cwd {cwd[:200]!r} is no absolute path of a folder")
     return folder
 
