@@ -1,6 +1,6 @@
-"""Vendors' agents as hosts drive them: one session each, a room a protocol."""
+"""Drivers of vendors' agents: the code that all share, and a folder for each vendor or protocol."""
 
 from typing import Final
 
 STORES: Final = ("claude", "codex")
-"""Vendors whose own conversations can be read: `agents.VENDOR.store` reads the records of one."""
+"""Vendors whose own stored conversations can be read, by `agents.VENDOR.store`."""

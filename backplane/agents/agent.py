@@ -43,7 +43,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     """Text of a warning; empty without one."""
     limit: str = ""
-    """Contract's name of the limit that ended the turn; empty without one."""
+    """The contract's name of the limit that ended the turn; empty without one."""
     stopped: bool = False
     """True if an interruption may be the reason for this outcome."""
     text: str | None = None
@@ -93,7 +93,7 @@ class Agent:
             child.stdin, child.stdout, answer=self.answer, hear=self.hear, watch=watch, peer=peer or Peer()
         )
 
-    # What a vendor gives ----------------------------------------------------------------------------------------------
+    # Functions that a vendor's driver overrides -----------------------------------------------------------------------
 
     @classmethod
     def spec(cls, begun: AgentStart) -> RunSpec:
@@ -113,7 +113,7 @@ class Agent:
         """Agree on the protocol, and open the conversation. Raises BackendError, ConfigError."""
 
     async def say(self, words: Json) -> Ending:
-        """Send this message, and wait for the end of its turn. Raises BackendError: `backend_crashed`."""
+        """Send a message, and wait for the end of its turn. Raises BackendError: `backend_crashed`."""
         raise NotImplementedError
 
     async def add(self, text: str) -> bool:
@@ -132,7 +132,7 @@ class Agent:
         """Return the agent's own members for the receipt's raw usage."""
         return {}
 
-    # What all have ----------------------------------------------------------------------------------------------------
+    # Functions that all drivers share ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Read the agent's messages until its output ends."""
@@ -166,7 +166,7 @@ class Agent:
         return await self.session.gate.decide(request)
 
     async def call(self, method: str, **params: Json) -> RpcError | None:
-        """Call a method whose result does not matter; return its error."""
+        """Call a method whose result does not matter; return its error, or None."""
         return (await self.pipe.call(method, params, timeout_s=self.answer_s)).fault
 
     async def must(self, method: str, params: Json) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The gate: the one place where a tool call of a driven agent is allowed or refused.
 
-A driver makes a `ToolRequest` from its agent's request, and answers with the `ToolVerdict`. The policy decides first;
-then the control plane is asked, also about a denied call, so that the call is recorded as one that did not run.
+A driver makes a `ToolRequest` from its agent's request, and answers with the `ToolVerdict`. The policy decides first.
+Then the control plane is asked, also about a call that the policy denies, so that it is recorded as not run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WIDER: Final = "the agent asks for more than this call, and no rule can allow th
 
 
 class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that an agent wants to be allowed."""
+    """A call that an agent asks to make."""
 
     tool: str
     """The agent's name of the tool."""
@@ -52,7 +52,7 @@ class ToolVerdict(msgspec.Struct, frozen=True):
     """Input to run the call with."""
 
     def holds_for(self, request: ToolRequest) -> bool:
-        """Return True if a request is about the same call: with the input that was asked about, or the one given."""
+        """Return True if a request is about the same call: its input is the requested one, or the verdict's."""
         return request.input in (self.request.input, self.input)
 
 
@@ -76,7 +76,7 @@ class Gate:
         return verdict
 
     async def deny(self, request: ToolRequest) -> ToolVerdict | None:
-        """Deny a call that the policy refuses, and record it above; return None if the policy does not refuse it."""
+        """Deny a call that the policy refuses, and report it to the control plane; return None if it is not refused."""
         known = self._known(request)
         if known is not None and known.refused is not None:
             return known
@@ -107,7 +107,7 @@ class Gate:
         return ruling.reason if ruling is not None and ruling.allowed == "deny" else None
 
     async def _asked(self, request: ToolRequest) -> ToolVerdict:
-        """Ask the control plane; if its answer changes the input, apply the policy to that, too."""
+        """Ask the control plane; if its answer changes the input, apply the policy to the new input, too."""
         refused, input = None, request.input
         asked = {"id": request.id or None, "command": command_of(input), "cwd": self._root}
         answer = await self._run.may(self.name_of(request), input, **asked)
@@ -132,7 +132,7 @@ class Gate:
         return next((by_allowed[one] for one in ("deny", "ask", "allow") if one in by_allowed), None)
 
     def name_of(self, request: ToolRequest) -> str:
-        """Return the one name for the control plane; its ruling by that name is the ruling by all names here."""
+        """Return the name by which to ask the control plane: one whose ruling is the strictest by all names."""
         ruling = self._ruling(request, request.input)
         wanted = ruling.allowed if ruling is not None else "allow"
         for name in dict.fromkeys((request.name, *request.neutral, request.tool)):

@@ -1,6 +1,6 @@
 """Hook program: forwards the question of an agent's hook, on stdin, to our host's socket, and the answer to stdout.
 
-Without an answer the call is denied. The program starts at every call of a tool, so it loads built-in modules alone.
+Without an answer the call is denied. The program starts at every tool call, so it imports only fast standard modules.
 """
 
 import os
@@ -14,7 +14,7 @@ EXIT = "BACKPLANE_AGENT_HOOKS_EXIT"
 ANSWER_S_MAX = 320
 """Seconds to wait for the answer: above the 300 s that a host itself waits for one."""
 DENIED = b'{"decision":"block","reason":"policy_denied: nobody answered"}'
-"""Answer of a hook before a tool, or after it, if the host gives none."""
+"""Answer, before or after a tool, if the host gives none."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The socket at which an agent's hook program, see `hook`, asks about a call."""
+"""The socket to which an agent's hook program (`hook`) sends its questions about tool calls."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Hooked:
             await listener.serve(self._take)
 
     async def _take(self, line: anyio.abc.SocketStream) -> None:
-        """Answer one question; without an answer, as to anything but a JSON object, the call is denied."""
+        """Answer one question; the call is denied if the question is no JSON object or gets no answer."""
         data = bytearray()
         try:
             async with line:

@@ -17,7 +17,7 @@ MARGIN_S: Final = 1.0
 """Seconds added to a time that the service names, as its clock and ours differ."""
 
 GO_ON: Final = "The limit of the model's service is over. Go on with the task where you were stopped."
-"""Said in the agent's own conversation if a limit stopped a turn that had called a tool."""
+"""Message to the agent after a limit that stopped a turn in which it had called a tool."""
 
 
 class LimitWait:
@@ -32,7 +32,7 @@ class LimitWait:
         self._repeats = 0
 
     def next_s(self, reset_s: float | None) -> float | None:
-        """Return how many seconds to wait now, and count them; None if the order does not allow that long.
+        """Return the seconds to wait now, and count them; None if the order does not allow so many.
 
         Args:
             reset_s: seconds until the service takes requests again; None if it does not say.
@@ -46,7 +46,7 @@ class LimitWait:
         return wait_s
 
     def refusal(self, reset_s: float | None, *, is_gone: bool) -> str:
-        """Return the clause of an error that names the time, and why the run does not wait for it.
+        """Return a part of an error's text: when the limit ends, and why the run does not wait until then.
 
         Args:
             is_gone: True if the agent's program has ended, so that there is no conversation to go on with.
@@ -58,5 +58,5 @@ class LimitWait:
 
 
 def time_in(seconds: float) -> str:
-    """Return the time in so many seconds, in the contract's form."""
+    """Return the time that is so many seconds from now, in the contract's form."""
     return timestamp_at(time.time_ns() + int(seconds * 1_000_000_000))

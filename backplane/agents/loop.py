@@ -1,7 +1,7 @@
 """Our own agent: sends requests to a model's API and runs the tools that it calls, until the model has answered.
 
-The tools are `backplane.tools`; the control plane decides about each call. `upstream.completion` sends the requests.
-The variable `presets.OPTIONS` names the service; an order's own settings for it are under `config.vendor.api`.
+The tools are those of `backplane.tools`; the control plane decides about each call. `upstream.completion` sends the
+requests. The variable `presets.OPTIONS` has the service's options; an order's own settings are in `config.vendor.api`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ SYSTEM: Final = (
 )
 
 
-# What a run is asked --------------------------------------------------------------------------------------------------
+# The order ------------------------------------------------------------------------------------------------------------
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -111,8 +111,10 @@ class Task(msgspec.Struct, frozen=True):
     """The model, its parameters, system text and tools, and the messages before this order."""
     spec: RunSpec
     reserved: bool = False
-    """True for a share of a parent's budget, or a token budget: a call is made only if that covers its highest cost."""
+    """True if the order has a share of a parent's budget, or a token budget: then a call is made only if what is left
+    covers its highest cost."""
     budget_tokens: int | None = None
+    """Maximum tokens of the whole run; None without a limit."""
     images: tuple[Image, ...] = ()
     """Images to send with the task."""
     without_tools: bool = False
@@ -278,7 +280,7 @@ class Agent(BaseAgent):
             words = "" if turn.text else "the model ended without an answer"
         return Ending(outcome="partial" if words else "complete", words=words, text=turn.text)
 
-    # What it costs ----------------------------------------------------------------------------------------------------
+    # Cost -------------------------------------------------------------------------------------------------------------
 
     def _room(self, conversation: Conversation, sent: int) -> tuple[int, str]:
         """Return the maximum tokens of the next answer, so that its call costs no more than the rest of the budget.
@@ -339,7 +341,7 @@ class Agent(BaseAgent):
         return True
 
     async def _hear(self, event: AgentEvent) -> None:
-        """Emit an event of a turn; its counters become those of the whole run."""
+        """Emit an event of a turn; in place of its counters, report those of the whole run."""
         body = event.ext.get("usage") if isinstance(event.ext, dict) else None
         if isinstance(body, dict):
             counts = counts_of([body], _COUNTERS)
@@ -427,7 +429,7 @@ def _said(turn: ModelTurn, now: str) -> AgentEvent:
 
 @functools.cache
 def _own_service() -> tuple[Endpoint, dict[str, str]]:
-    """Return this process's service and its keys, and remove the keys from the environment."""
+    """Return the service in this process's options, and its keys, which are removed from the environment."""
     service = read_options(msgspec.json.decode(os.environ.get(OPTIONS, "{}")), "the options")
     return service, take(service.variables)
 

@@ -1,4 +1,4 @@
-"""Reads what any agent needs from an order: conversation, settings, MCP servers, prompt, images, schema, limits.
+"""Reads the parts of an order for all agents: conversation, settings, MCP servers, prompt, images, schema, limits.
 
 `start.AgentStart` has these facts for an agent with a program of its own.
 """
@@ -49,7 +49,7 @@ class Continuation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def kept(self) -> bool:
-        """Return True if the conversation outlives the run."""
+        """True if the conversation is kept after the run."""
         return self.keep or self.wanted is not None
 
 
@@ -165,7 +165,7 @@ def toml(text: str) -> str:
     return msgspec.json.encode(text).decode()
 
 
-# What the agent is given ----------------------------------------------------------------------------------------------
+# The input of an agent ------------------------------------------------------------------------------------------------
 
 CONTEXT_BYTES_MAX: Final = 1024 * 1024
 """Maximum bytes of an order's snippets, all together; more is refused with `backend_context_length`."""

@@ -18,10 +18,11 @@ from backplane.process.child import Child, open_child
 from backplane.process.launch import StartCommand
 
 CANCEL_SHARE: Final = 0.5
-"""Share of the run's grace period for the agent to end its turn; the rest is for its program."""
+"""Share of the run's grace period for the agent to end its turn; the rest is for its program to end."""
 STOP_GRACE_S: Final = 1.0
-"""Seconds for the program to end after its stdin was closed, before it is killed; a tenth of that is usual."""
+"""Maximum seconds for the program to end after its stdin was closed, before it is killed; a tenth is usual."""
 LADDER_S: Final = 0.5
+"""Seconds of that share that are left for the end of this host."""
 EXIT_S: Final = 0.5
 """Seconds for a program to end after it closed its output, so that its exit is known."""
 STDERR_CHARS: Final = 2000
@@ -73,7 +74,7 @@ async def drive(run: HostRun, package: str, row: AgentRow) -> Done:
 def leaves_something(begun: AgentStart) -> bool:
     """Return True if the program must end by itself: it may still write its conversation, or end its MCP servers.
 
-    All else of its state is removed with this run, so the program is killed; its own end would take some 60 ms.
+    Everything else in its state is removed with the run, so it is killed; to end by itself would take about 60 ms.
     """
     return bool(begun.is_kept or begun.row.mcp_servers or begun.run.order.abp("mcp_servers"))
 

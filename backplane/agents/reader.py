@@ -63,12 +63,13 @@ class EventReader:
         self._make, self._root, self._tools = EventFactory(now, root), root, tools or self.TOOLS
         self.price: Price | None = None
         self.spent = Spent()
-        """Tokens and cost of the run so far; empty if the agent itself holds the limits."""
+        """Tokens and cost of the run so far; empty if the agent itself enforces the limits."""
         self.calls = OpenCalls(self._make, shows=shows)
         self.goes_on = False
         """True if another request to the model follows the last one."""
         self.acted = self.spoke = False
-        """`acted`: True if a tool was called in this turn; `spoke`: True if nothing followed an answer's last words."""
+        """`acted`: True if a tool was called in this turn. `spoke`: True if text of an answer came, and no tool call or
+        result after it."""
         self.text = ""
         """The last message."""
         self.failure: TurnFailure | None = None
@@ -91,7 +92,7 @@ class EventReader:
 
     @property
     def at_work(self) -> bool:
-        """Return True if a tool runs."""
+        """True if a tool runs."""
         return bool(self.calls.open)
 
     def read(self, message: Notification) -> list[AgentEvent]:
@@ -139,7 +140,7 @@ class EventReader:
         return [self._make.taken_back(self._clear())] if is_left else []
 
     def _clear(self) -> int:
-        """Discard the pieces of an answer, which are then no answer; return how many characters they had."""
+        """Discard the pieces that are in no message yet; return how many characters they had."""
         chars, self._chars, self._pieces = self._chars, 0, []
         self.spoke = self.spoke and not chars
         return chars
@@ -184,7 +185,7 @@ class EventReader:
         """Return the events that remain at the end of the run: results of open calls."""
         return self.calls.close()
 
-    # Words ------------------------------------------------------------------------------------------------------------
+    # Warnings ---------------------------------------------------------------------------------------------------------
 
     def _warned(self, data: dict[str, Any]) -> list[AgentEvent]:
         words = str(data.get("message") or data.get("summary") or "")

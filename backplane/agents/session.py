@@ -45,6 +45,8 @@ class AgentRun:
     """One run of one agent: its input, its turns, and its outcome.
 
     Args:
+        run: the run on the host.
+        spec: the order, in the form for an agent.
         make: returns the agent for this run.
     """
 
@@ -80,7 +82,7 @@ class AgentRun:
         """Return the contract's code of a failure: by the row's labels, by an HTTP status, else by its text."""
         return code_of(words, *labels, status=status, own=self.spec.labels)
 
-    # What the agent says and asks -------------------------------------------------------------------------------------
+    # Messages and questions of the agent ------------------------------------------------------------------------------
 
     async def emit(self, events: Iterable[AgentEvent]) -> None:
         for event in events:
@@ -102,7 +104,7 @@ class AgentRun:
         self.cut(self.limit())
 
     def cut(self, ending: Ending | None) -> None:
-        """End the run within a turn, with the first ending given; None does nothing."""
+        """End the run in the middle of a turn; the first ending counts, and None does nothing."""
         if self._cut is None and ending is not None:
             self._cut = ending
             self._limited.set()
@@ -118,7 +120,7 @@ class AgentRun:
             await self.emit(self._with_line([], received.method if isinstance(received, Request) else "an answer"))
 
     def _with_line(self, events: list[AgentEvent], kind: str) -> list[AgentEvent]:
-        """Add the raw message to the first event, and the line itself if JSON of the message does not give it back."""
+        """Add the raw message to the first event, and also the line if encoding the message does not reproduce it."""
         self.run.mode = "passthrough"
         line, message = self._line.strip(), msgspec.json.decode(self._line)
         raw: dict[str, Any] = {"raw_message": message}
@@ -150,13 +152,13 @@ class AgentRun:
         await self.run.carry("session", body, f"session {id}")
 
     async def ask_person(self, question: object, options: Iterable[object]) -> tuple[bool, str]:
-        """Ask the user the agent's question; return whether there was an answer, and the text to give to the agent."""
+        """Ask the user the agent's question; return True if it was answered, and the text for the agent."""
         verdict = await self.run.ask_user(str(question), options=tuple(map(str, options)))
         if verdict.decision == "deny" and not verdict.text:
             return False, f"no answer: {verdict.reason or 'nobody is there'}; decide by yourself"
         return True, verdict.text or verdict.decision
 
-    # What is said to it meanwhile -------------------------------------------------------------------------------------
+    # Input during the run ---------------------------------------------------------------------------------------------
 
     async def cancel(self) -> None:
         """Cancel the run: ask the agent to stop its turn; if it does not stop in time, end its program."""
@@ -173,7 +175,7 @@ class AgentRun:
             self._waiting.append(text)
 
     async def interrupt(self) -> None:
-        """Stop the current turn, else skip the next one; input that waits is sent afterwards."""
+        """Stop the current turn, or skip the next one if none runs; waiting input is sent afterwards."""
         self.interrupted = True
         await self._stop()
 
@@ -243,7 +245,7 @@ class AgentRun:
         return failed("validation_failed", fact)
 
     async def _say(self, words: Json) -> Ending:
-        """Run a turn, then one for each input of the user that waits."""
+        """Run a turn, then another one for each waiting input of the user."""
         ending = await self._turn(words)
         while self._waiting and not self.is_ending and (ending.outcome != "failed" or ending.stopped):
             ending = await self._turn(self._waiting.pop(0))
@@ -296,7 +298,7 @@ class AgentRun:
     # Its end ----------------------------------------------------------------------------------------------------------
 
     def limit(self) -> Ending | None:
-        """Return the ending for the order's limit that is reached now; None if none is."""
+        """Return the ending for a limit of the order that is reached; None if none is."""
         spent, budget, turns_max = self.agent.reader.spent, self.spec.budget_micros, self.spec.turns_max
         if not spent.requests:
             return None
@@ -310,7 +312,10 @@ class AgentRun:
         return None
 
     def _held(self, ending: Ending | None) -> Ending:
-        """Return the run's ending: a timeout after silence, the limit that cut it, or else this one."""
+        """Return the run's ending: a timeout after silence, the limit that ended it, or the given one.
+
+        A complete run with a budget but no counted request ends at its budget, because its cost is unknown.
+        """
         if self.silence.broken:
             return failed("backend_timeout", self.silence.words)
         if self._cut is not None or ending is None:

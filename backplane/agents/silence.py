@@ -1,4 +1,4 @@
-"""Ends the work of an agent that has been silent for too long: a stream with only keep-alives hangs an agent."""
+"""Ends the work of an agent that has been silent for too long, for example on a stream that has only keep-alives."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from backplane.agents.session import AgentRun
 
 TOOL_S_MAX: Final = 3600.0
-"""Seconds that one tool may take before the run times out: a test suite, or a sub-agent, may run an hour."""
+"""Seconds of silence while a tool runs or a question is open; then the run times out. Tests may run for an hour."""
 SIGN_OF_LIFE_S: Final = 60.0
 """Seconds between two events for a tool without output: a control plane ends a silent run after five minutes."""
 
 
 class Silence:
-    """Cancel scope of the work, cancelled after too long a silence."""
+    """Has the cancel scope of the agent's work, and cancels it after too long a silence."""
 
     def __init__(self, session: AgentRun) -> None:
         self._session, self._silence_s = session, session.spec.silence_s

@@ -50,7 +50,7 @@ class AgentStart:
     """
 
     child: Child
-    """The program, once it runs."""
+    """The program; set once it runs."""
 
     def __init__(self, run: HostRun, row: AgentRow, state: str) -> None:
         self.run, self.row, self.state = run, row, state

@@ -1,7 +1,4 @@
-"""Requests an answer that matches a JSON Schema, reads it leniently, and checks it exactly.
-
-A schema and a text come in; the value, or its mismatch, comes out.
-"""
+"""Requests an answer that matches a JSON Schema, finds the value in the text, and checks it against the schema."""
 
 from __future__ import annotations
 

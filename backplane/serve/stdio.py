@@ -85,8 +85,8 @@ def main(
         make: makes the server; None runs the orders in this process.
 
     Returns:
-        The number of the signal (None without one), and a line for each interrupted run of an earlier process that was
-        recovered, or could not be.
+        The number of the signal (None without one), and the state folder's problems: a line for each leftover of a run
+        that could not be sealed or removed.
 
     Raises:
         BrokenPipeError: the reader of stdout closed it before the hello.

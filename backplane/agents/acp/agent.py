@@ -1,7 +1,7 @@
 """Drives an agent by the Agent Client Protocol (ACP): initialize, a session, prompts, permission requests, cancel.
 
-We offer no file system and no terminal, so every agent works on disk itself, where the sandbox sees what it does. Other
-requests of an agent are refused as unknown. The protocol has no input within a turn, so input waits for its end.
+We offer no file system and no terminal, so every agent works on the disk itself, inside the sandbox. Other requests of
+an agent are refused as unknown. The protocol has no input within a turn, so new input waits for the turn's end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OFFER: Final = {
 SETTLE_S: Final = 0.1
 """Seconds to wait after the answer to a prompt, because updates that were sent before it may arrive after it."""
 HISTORY_S: Final = 0.5
-"""Seconds without an update after which an older conversation counts as replayed; an agent replays it in one go."""
+"""Seconds without an update after which an agent has replayed an older conversation; it does so without a pause."""
 BROKEN: Final = "the stream of the model's answer broke, and the agent took its words for the whole answer"
 WITHDRAWN: Final = "the turn was stopped before anybody had answered"
 
@@ -48,6 +48,7 @@ class AcpSession(msgspec.Struct, frozen=True):
     modes: tuple[str, ...] = ()
     """Ids of the modes that the session can be set to."""
     mode: str | None = None
+    """The current mode; None if the agent does not report it."""
     options: dict[str, tuple[str, ...]] = {}
     """The agent's own settings: id → possible values."""
     models: tuple[str, ...] = ()
@@ -92,7 +93,7 @@ class Agent(BaseAgent):
         return {"type": "image", "mimeType": media_type, "data": data}
 
     async def hear(self, message: Notification) -> None:
-        """Read an update, after the log if a failed request there means that earlier text does not count."""
+        """Read an update; first read the log, if the agent requests an answer anew after a failed request."""
         if self.begun.row.asks_anew:
             await self._read_log()
         await self.session.hear(message)
@@ -195,7 +196,7 @@ class Agent(BaseAgent):
         if fault is not None:
             raise BackendError("backend_model_not_found", f"the model {model!r} cannot be set: {fault.message}")
 
-    # Its log ----------------------------------------------------------------------------------------------------------
+    # The agent's log --------------------------------------------------------------------------------------------------
 
     async def _watch_log(self) -> None:
         while True:
@@ -277,7 +278,7 @@ class Agent(BaseAgent):
         if request.method != "session/request_permission":
             return await super().answer(request)
         call, events = self.reader.asked(mapping(request.params.get("toolCall")))
-        await self.session.emit(events)  # Also if the turn is stopped.
+        await self.session.emit(events)  # Reported even if the turn is stopped.
         verdict = await self.session.attend(self.decide((), self.reader.request(call)), None)
         if verdict is None or verdict.refused is not None:
             await self.session.emit(self.reader.refuse(call, WITHDRAWN))
@@ -290,7 +291,7 @@ class Agent(BaseAgent):
         return {name: self._result[name] for name in ("usage", "_meta", "stopReason") if name in self._result}
 
 
-# The order in the protocol's words ------------------------------------------------------------------------------------
+# The order in the protocol's form -------------------------------------------------------------------------------------
 
 
 def prompt_of(begun: AgentStart) -> list[Json]:
@@ -303,7 +304,7 @@ def prompt_of(begun: AgentStart) -> list[Json]:
 
 
 def servers_of(begun: AgentStart) -> list[dict[str, Json]]:
-    """Return the MCP servers in the protocol's form, where a mapping is a list of pairs."""
+    """Return the MCP servers in the protocol's form, which has lists of pairs for mappings."""
     made: list[dict[str, Json]] = []
     for name, server in begun.servers().items():
         given = {"args": [], "env": {}} if "command" in server else {"type": "http", "headers": {}}
@@ -330,7 +331,7 @@ def words_of(fault: RpcError) -> str:
 
 
 def choose(options: Json, allow: bool) -> str | None:
-    """Return the id of the option that allows or rejects; None if there is none, and the turn has to be cancelled."""
+    """Return the id of the option that allows or rejects; None if there is none: then the request is cancelled."""
     by_kind = {option.get("kind"): option.get("optionId") for option in mappings(options)}
     # Each agent has its own ids, so the kind decides. Each call is asked about, so `once` comes first.
     kinds = ("allow_once", "allow_always") if allow else ("reject_once", "reject_always")

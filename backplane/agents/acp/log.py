@@ -37,8 +37,9 @@ def log_reader(
     """Return a function that returns the failed requests that are new in the log.
 
     Args:
-        row: has the pattern of a line, with the groups `words` and optionally `code`, and the log's file.
-        config: the folder of the file; without one, or without a file, the log is stderr.
+        row: has the log's file name, and the pattern of a line with the groups `words` and optionally `code`.
+        config: folder of the log; if it is None, or the row names no file, the log is stderr.
+        session: id of the session, which may be in the file's name.
         stderr: returns the last bytes of stderr.
     """
     name, pattern = row.log.replace(SESSION, session), re.compile(row.failed_request)
@@ -62,7 +63,11 @@ class StderrLines:
 
 
 class FileLines:
-    """The lines that are added to the files of a folder, whose name may have wildcards, after this was made."""
+    """The lines that are added to files after this object was made.
+
+    Args:
+        name: the files' name in the folder; it may have wildcards.
+    """
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name

@@ -64,7 +64,7 @@ class AcpCall(OpenCall, kw_only=True):
     """True if the call was reported."""
 
     def add(self, update: Mapping[str, Any]) -> None:
-        """Add an update's input, output, text and files to the call."""
+        """Add the input, output, text and files in an update to the call."""
         if isinstance(update.get("rawInput"), dict):
             self.input = {**mapping(self.input), **update["rawInput"]}
             if isinstance(self.input.get("command"), list):
@@ -169,7 +169,7 @@ class EventReader(BaseReader):
         return [*events, *self._piece(text)]
 
     def _turn(self) -> list[AgentEvent]:
-        """Return the end of a model's turn if tool results came before this update; else nothing."""
+        """Return an event for the end of a model's turn, if results of tools came before this update."""
         had, self._has_results = self._has_results, False
         return [self._make.turn("tool_use")] if had else []
 
@@ -224,7 +224,7 @@ class EventReader(BaseReader):
 
     @property
     def is_broken(self) -> bool:
-        """True if the turn ended with text that is no answer in the agent's record, or an answer without tokens."""
+        """True if the turn has text, but by the agent's record the model's answer is missing or was cut off."""
         return self._record is not None and self._record.is_broken and bool("".join(self._pieces).strip())
 
     # Tools ------------------------------------------------------------------------------------------------------------

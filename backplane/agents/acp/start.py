@@ -59,13 +59,13 @@ def start(begun: AgentStart) -> list[str]:
 
 
 def variables_of(row: AgentRow, env: Mapping[str, str], address: str | None) -> dict[str, str]:
-    """Return the environment with the variables of the agent's row; only an address in the environment has precedence.
+    """Return the environment with the variables of the agent's row, which replace others, except for an address.
 
     Args:
         address: address for the agent's model requests.
 
     Raises:
-        ConfigError: `config_invalid`, the environment names another address than that of the key's proxy.
+        ConfigError: `config_invalid`, the environment names an address, but requests must go to the key proxy.
     """
     addresses = {name for name, value in row.env.items() if BASE_URL in value}
     named = sorted(addresses & env.keys())
@@ -103,7 +103,8 @@ def let_see(content: dict[str, Any], model: Json) -> None:
         model: `PROVIDER/NAME`, as the configuration names it.
 
     Raises:
-        BackendError: `capability_unsupported`, no model is named, or the user's entry for it takes none.
+        BackendError: `capability_unsupported`, no model is named, or the user's entry for it takes no images.
+        ConfigError: `config_invalid`, the configuration has no object where the entry should be.
     """
     place: Any = content
     if not isinstance(model, str) or "/" not in model:

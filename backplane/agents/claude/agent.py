@@ -1,7 +1,7 @@
 """Drives Claude Code by JSON lines: input of the user, hooks before and after its tools, interrupts.
 
-`start` has the program's options. Input during a turn is added to it, or begins another one after it: the work is over
-when no input waits, no sub-agent works and the agent is idle.
+`start` has the program's options. Input during a turn is added to the turn, or begins another one after it. The work is
+over when no input waits, no sub-agent works and the agent is idle.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from backplane.errors import BackendError
 from backplane.protocol.jsonrpc import Notification, Request, RpcError
 
 SETTLE_S: Final = 1.0
-"""Seconds to wait after a result for the agent's report that it is idle; without one it counts as idle then."""
+"""Seconds to wait, after a result, for the agent's report that it is idle; after them it counts as idle."""
 HOOK_S: Final = 3600
 """Seconds for the answer to a hook; a user may take long, and the control plane has its own timeout."""
 LIMITS: Final = {
@@ -39,7 +39,7 @@ LIMITS: Final = {
 LOGIN: Final = (
     "export its key (`backplane backends` names the variable), or use your own login with options = {own_state = true}"
 )
-"""Next step for a missing login: the agent itself names a command of its own window."""
+"""Next step for a missing login, in place of the agent's own, which is a command of its terminal window."""
 AGAIN: Final = "Your answer does not satisfy the JSON Schema you were given:\n{fault}\nCorrect it."
 KEPT: Final = (
     "subtype", "terminal_reason", "api_error_status", "stop_reason", "num_turns", "session_id", "usage",

@@ -1,6 +1,7 @@
 """Translates Claude Code's requests about its tools, and the answers to them. Pure.
 
-It asks before a tool (a hook, then a permission), after one, and if it has a question to the user. `agent` decides.
+The program asks before a tool runs (by a hook, then for a permission) and after it, and it asks the user questions.
+`agent` decides.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def wanted(events: Collection[Json], *, answer_s: int) -> Json:
 
 
 def read_subagent(request: Mapping[str, Any]) -> Json:
-    """Return the program's report of a sub-agent that has ended; None for any other request."""
+    """Return the id and type in a report that a sub-agent has ended; None for any other request."""
     body = request.get("input")
     if request.get("callback_id") != ENDED or not isinstance(body, dict):
         return None
@@ -89,7 +90,7 @@ def deny(question: Question, reason: str) -> Json:
 
 
 def show(question: Question, output: Json) -> Json:
-    """Return the answer that gives the model this in place of the tool's output."""
+    """Return the answer that replaces the tool's output for the model."""
     return _hook(question.when, {"updatedToolOutput": output})
 
 
@@ -117,7 +118,7 @@ _PLACES: Final[dict[str, Callable[[dict[str, Any], str], Json]]] = {
     "Grep": lambda output, text: {**output, "mode": "content", "content": text, "filenames": [], "numFiles": 0},
     "Glob": lambda output, text: {**output, "filenames": [text], "numFiles": 1},
 }
-"""Tools whose result has a member for any text, found by trial; the agent drops a result of another shape."""
+"""Tool → function that puts a text into its result. Found by trial: the agent drops a result of another shape."""
 
 
 def text_of(question: Question) -> str:

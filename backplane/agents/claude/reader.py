@@ -31,7 +31,7 @@ THERE: Final = ("connected", "pending")
 """States of an MCP server whose tools the agent has or will have."""
 
 WRITING: Final = {"Write": "file_path", "Edit": "file_path", "MultiEdit": "file_path", "NotebookEdit": "notebook_path"}
-"""Tools that change one file → where their input names it."""
+"""Tool that changes one file → member of its input that names the file."""
 
 COMMAND: Final = "Bash"
 STRUCTURED: Final = "StructuredOutput"
@@ -69,7 +69,7 @@ class EventReader(BaseReader):
     def __init__(self, now: Callable[[], str], root: str, tools: Mapping[str, str]) -> None:
         super().__init__(now, root, tools)
         self._is_named = False
-        """True if the conversation was reported; the agent names it at the begin of each turn."""
+        """True if the conversation's id was reported; the agent repeats it at the begin of each turn."""
         self.tasks = 0
         """Sub-agents that are still at work."""
         self.idle = False
@@ -85,7 +85,7 @@ class EventReader(BaseReader):
         self._live: dict[str, dict[str, int]] = {}
 
     def read(self, message: Notification) -> list[AgentEvent]:
-        """Read one message; the system's and the model's own have a kind of their own."""
+        """Read one message; for messages of the system and of the model's stream, the kind includes their subtype."""
         kind, data = message.method, message.params
         if kind == "system":
             kind = f"system/{data.get('subtype')}"
@@ -95,7 +95,7 @@ class EventReader(BaseReader):
 
     def _result_of_turn(self, message: dict[str, Any]) -> list[AgentEvent]:
         self.results.append(read_result(message))
-        self._open = None  # What a stopped turn left open is not asked anew.
+        self._open = None  # A message that a stopped turn left open is not requested again.
         return []
 
     # The system ------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class EventReader(BaseReader):
         return self._piece(delta.get("text"), self._open or self._of or "") if kind == "text_delta" else []
 
     def _broken(self, id: str) -> list[AgentEvent]:
-        """Report that an unfinished message's pieces do not count, if another message takes its place."""
+        """Report that an unfinished message does not count, if a message with another id replaces it."""
         is_left = self._open not in (None, id)
         if not is_left and (not self._chars or self._of in (None, id)):
             return []
@@ -183,10 +183,10 @@ class EventReader(BaseReader):
         return [self._make.carried("retry", {"reason": BROKEN}, "the stream broke, and is asked anew")]
 
     def _stopped(self, message: dict[str, Any]) -> list[AgentEvent]:
-        """The end of the model's stream, also of one that broke: then it names the first block that is not whole."""
+        """Read the end of the model's stream; if the stream broke, it names the first block that is not complete."""
         first = mapping(message.get("abandoned_blocks")).get("from_block_index")
         is_broken = isinstance(first, int) and self._begun >= first
-        # Without words to take back it stays open: only another message shows that it was asked anew.
+        # Without text to take back, the message stays open: the next one shows that it was requested again.
         if self._chars or not is_broken:
             self._open = None
         return self.take_back() if is_broken else []
@@ -261,7 +261,7 @@ class EventReader(BaseReader):
     # Tokens -----------------------------------------------------------------------------------------------------------
 
     def _count_message(self, id: str, usage: Json) -> None:
-        """Counters of one message of the model: the latest word counts, and they only grow."""
+        """Store the latest counters of one of the model's messages, which only grow."""
         known = self._live.setdefault(id, {})
         known |= {name: value for name, value in mapping(usage).items() if is_count(value)}
 
@@ -270,7 +270,7 @@ class EventReader(BaseReader):
         return _usage(self._live.values(), _COUNTERS)
 
     def used(self) -> Usage:
-        """Return the tokens of the whole run, other conversations included, and their cost by the agent's prices."""
+        """Return the tokens of the whole run, with those of sub-agents, and their cost by the agent's prices."""
         rows = [result.raw.get("model_usage_since_last_result") for result in self.results]
         models = [(name, mapping(one)) for row in rows for name, one in mapping(row).items()]
         counted = _usage([one for _, one in models], _TOTALS) if all(isinstance(row, dict) for row in rows) else None

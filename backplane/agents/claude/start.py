@@ -27,7 +27,8 @@ QUIET: Final = {
     "DISABLE_ERROR_REPORTING": "1", "CLAUDE_CODE_EMIT_SESSION_STATE_EVENTS": "1",
     "CLAUDE_CODE_ADDITIONAL_DIRECTORIES_CLAUDE_MD": "1",
 }  # fmt: skip
-"""No telemetry, no update, words about its state, and the workspace's CLAUDE.md without the workspace's settings."""
+"""Variables that turn off telemetry and updates, turn on reports of the agent's state, and let it read the workspace's
+CLAUDE.md without the workspace's settings."""
 
 ARGUMENTS: Final = (
     "-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages", "--input-format", "stream-json",
@@ -87,7 +88,7 @@ def arguments(begun: AgentStart) -> list[str]:
 
 
 def offered(begun: AgentStart) -> list[str]:
-    """Return the tools that the model is offered: all but those that the policy forbids by name."""
+    """Return the tools to offer to the model: all except those that the policy forbids by name."""
     policy, by_name = begun.run.policy, ("allowed_tools", "disallowed_tools")
     rulings = [(tool, policy.decide_tool_call(tool, {}, root=begun.root, aliases=ALIASES)) for tool in OFFERED]
     return [tool for tool, one in rulings if one.allowed != "deny" or one.rule is None or one.rule.name not in by_name]

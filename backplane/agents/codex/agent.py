@@ -1,7 +1,7 @@
 """Drives Codex's app-server: a thread, its turns, input within a turn, approvals, interrupts.
 
-Codex asks before each patch, and before each command that it does not take for harmless; if an order needs an approval
-of every command, our hook asks.
+Codex asks before each patch, and before each command that it does not consider harmless. If an order needs an approval
+of every command, our hook asks about the others.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class TurnEnd(msgspec.Struct, frozen=True):
 
     turn: str
     status: str
-    """completed, interrupted, failed."""
+    """`completed`, `interrupted` or `failed`."""
     message: str = ""
     info: Json = None
     """Kind of the failure: a text, or an object with one member."""
@@ -54,7 +54,7 @@ class EventReader(BaseReader):
         "thread/compacted", "thread/environment/connected", "thread/goal/cleared", "skills/changed",
         "app/list/updated",
     )  # fmt: skip
-    QUIET = (("bubblewrap", "PATH"), ("bubblewrap", "namespaces"))  # Its own sandbox is off, whatever it lacks here.
+    QUIET = (("bubblewrap", "PATH"), ("bubblewrap", "namespaces"))  # Codex's own sandbox is off.
 
     def __init__(self, now: Callable[[], str], root: str) -> None:
         super().__init__(now, root)

@@ -105,7 +105,7 @@ def provider_of(begun: AgentStart) -> dict[str, Any]:
         "name": "backplane",
         "base_url": begun.address,
         "wire_api": "responses",
-        # The loop around the stream retries a failed request, too: both numbers together would multiply.
+        # Codex's retries of a stream repeat the request, too, so the two numbers would multiply.
         "request_max_retries": 0,
         "stream_max_retries": begun.row.retries,
         "supports_websockets": False,
@@ -114,9 +114,9 @@ def provider_of(begun: AgentStart) -> dict[str, Any]:
 
 
 def needs_hook(begun: AgentStart) -> bool:
-    """Return True if Codex must ask before every command; without the hook it runs those it takes for harmless.
+    """Return True if Codex must ask before every command; without our hook it runs some that it considers harmless.
 
-    That is so if a hook of the order or a user may deny a command, or a limit on turns or cost may forbid it.
+    It must ask if a hook of the order or a user may deny a command, or if a limit on turns or cost may forbid one.
     """
     config = begun.run.order.config
     is_limited = config.max_turns is not None or config.max_budget_usd is not None

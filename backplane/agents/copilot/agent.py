@@ -137,7 +137,7 @@ class Agent(BaseAgent):
         return {"modifiedResult": {"textResultForLlm": str(shown), "resultType": kind}}
 
     async def _permit(self, asked: dict[str, Any]) -> None:
-        """Answer a permission request that had no hook: it is granted if its call was allowed."""
+        """Answer a permission request that had no hook: allow it only if it belongs to a call that is allowed."""
         request = mapping(asked.get("permissionRequest"))
         call = self.reader.calls.open.get(str(request.get("toolCallId")))
         if call is None:
@@ -152,7 +152,7 @@ class Agent(BaseAgent):
         return {"session_id": self._id, "version": self._version, "requests": self.reader.spent.requests}
 
 
-# The order in the session's words -------------------------------------------------------------------------------------
+# The order in the session's form --------------------------------------------------------------------------------------
 
 
 def session_of(begun: AgentStart) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class EventReader(BaseReader):
         "view": "read_file", "create": "write_file", "edit": "edit_file", "apply_patch": "edit_file", "rg": "grep",
     }  # fmt: skip
     OF_MODEL = ("assistant.message", "assistant.message_delta", "assistant.reasoning", "assistant.reasoning_delta")
-    SILENT = (  # Some have the prompt.
+    SILENT = (  # Some contain the prompt.
         "model.", "hook.", "permission.", "user_input.", "external_tool.", "pending_messages.", "session.", "user.",
         "system.", "sandbox.", "skill.", "assistant.turn_", "assistant.streaming_delta", "assistant.tool_call_delta",
         "assistant.message_start", "tool.execution_partial_result", "assistant.idle", "agent.interrupted", "abort",

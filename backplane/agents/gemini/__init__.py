@@ -1,1 +1,1 @@
-"""Gemini CLI, which speaks the Agent Client Protocol (`agents.acp`) and writes more than that into a `record`."""
+"""Reader of Gemini CLI's own files, which have more than its messages; `agents.acp` drives the program."""

@@ -1,8 +1,8 @@
-"""Reads Gemini CLI's own file of a conversation: tokens of each request, outputs of tools; moves it to resume it.
+"""Reads tokens and outputs of tools from Gemini CLI's own file of a conversation, and moves the file to resume it.
 
 The protocol has no output or exit code of a command, and only one sum of tokens for a turn. The agent writes both to a
 JSON Lines file before its next model request. It resumes a conversation only in the folder where it began, and not
-within the same minute; it takes both from the file's path and name, so `claim` moves and renames the file first.
+within the same minute. It reads folder and time from the file's path and name, so `claim` moves and renames the file.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Record:
         self._has_tokens = self._has_tokens or bool(usage.output)
         self.requests.append(usage)
 
-    # Going on ---------------------------------------------------------------------------------------------------------
+    # Resuming ---------------------------------------------------------------------------------------------------------
 
     def claim(self, id: str, root: str) -> None:
         """Move a conversation's file to where the agent looks for it when it works in the folder `root`."""

@@ -53,7 +53,8 @@ class EventReader(BaseReader):
         self._counted: dict[str, int] = {}
         """Name of the agent's counter → tokens counted in this turn."""
         self._is_counted = False
-        """True if the open request is counted: the agent reports its tokens before its calls run, and at its end."""
+        """True if the tokens of the current request are counted: the agent reports them before its calls run, and again
+        at its end."""
 
     def begin(self) -> None:
         """Begin another turn."""
@@ -101,7 +102,7 @@ class EventReader(BaseReader):
         if id in self._told:
             return []
         self._told.add(id)
-        self.goes_on = True  # Known before the call runs; the end of the step repeats it after its calls.
+        self.goes_on = True  # Set before the call runs; the end of the step sets it again after the calls.
         return [*self._message(), *self._call(OpenCall(id, tool, self.name(tool), input))]
 
     def _written(self, data: dict[str, Any]) -> list[AgentEvent]:
