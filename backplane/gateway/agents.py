@@ -6,6 +6,7 @@ The agent works in a copy of the folder. If it made a patch, the answer ends wit
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from backplane.dialects.ir import (
     UsageSeen,
 )
 from backplane.errors import BackplaneError, ConfigError, TranslationError
+from backplane.gateway.answers import date
 from backplane.gateway.exchange import ExchangeReport, ReplySink
 from backplane.gateway.frames import encode
 from backplane.gateway.fronts import ClientCall, stream_of
@@ -125,10 +127,11 @@ class AgentExchange:
     def _note(self, run: Run) -> None:
         """Copy the run's tokens, cost and failure into the report."""
         usage = run.stored.usage
-        self.report.tokens = TokenCounts(
-            input=usage.input_tokens, output=usage.output_tokens, cache_read=usage.cache_read_tokens,
-            cache_write=usage.cache_write_tokens,
-        )  # fmt: skip
+        if usage.input_tokens is not None and usage.output_tokens is not None:  # Else they would be shown as 0.
+            self.report.tokens = TokenCounts(
+                input=usage.input_tokens, output=usage.output_tokens, cache_read=usage.cache_read_tokens,
+                cache_write=usage.cache_write_tokens,
+            )  # fmt: skip
         cost = usage.estimated_cost_usd
         self.report.cost = None if cost is None else round(cost * MICROS)
         self.report.failure = None if run.error is None else run.error.message
@@ -186,6 +189,7 @@ class _Answer:
         self._began = Began(id=id, model=model)
         self._index, self._open = -1, ""
         self._in_pieces = False
+        self._now_s = int(time.time())
         self.has_words = False
         self._frames = call.frames()
 
@@ -216,7 +220,9 @@ class _Answer:
         out += self._write([*events, Stopped(stop="end"), StreamEnded()])
         if self._stream:
             return out + self._frames.end()
-        return encode(dialect(self._front.dialect).response_from_ir(self._writer.sum.answer()).value)
+        whole = dialect(self._front.dialect).response_from_ir(self._writer.sum.answer()).value
+        date(whole, self._now_s)
+        return encode(whole)
 
     def fail(self, error: BackplaneError) -> bytes:
         """Return the last bytes of a stream whose run failed."""
@@ -237,4 +243,6 @@ class _Answer:
 
     def _write(self, events: Sequence[StreamEvent]) -> bytes:
         chunks = [chunk for event in events for chunk in self._writer.write(event)]
+        for chunk in chunks:
+            date(chunk, self._now_s)
         return self._frames.write(chunks) if self._stream else b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -43,6 +44,15 @@ def response_of(document: Any) -> dict[str, Any] | None:
     inner = document.get("response")
     is_end = document.get("type") in ("response.completed", "response.incomplete")
     return inner if is_end and isinstance(inner, dict) else None
+
+
+def date(chunk: dict[str, Any], now_s: int) -> None:
+    """Write the time into an answer, or a piece of it, whose dialect has one and whose service said none."""
+    inner = chunk.get("response")
+    for whole in (chunk, inner if isinstance(inner, dict) else {}):
+        for name in ("created", "created_at"):
+            if whole.get(name) == 0:
+                whole[name] = now_s
 
 
 class Passing:
@@ -129,6 +139,7 @@ class Translating:
         if customs:
             self._translation.reader = CustomCalls(self._translation.reader, customs)
         self._frames = call.frames()
+        self._now_s = int(time.time())
         self._answer_id = f"{call.front.answer_id}{id.replace('-', '')}"
         self._translation.writer.sum.began = Began(id=self._answer_id)
         self.answer: Any = None
@@ -199,7 +210,9 @@ class Translating:
         return [self._frames.write(chunks)] if self._stream and chunks else []
 
     def _name(self, chunks: Sequence[Any]) -> None:
-        """Replace the id of a Responses answer: a service's own may be empty, or equal to one of another client."""
+        """Write an answer's time, and an id of our own for Responses: a service's may be one of another client."""
+        for chunk in chunks:
+            date(chunk, self._now_s)
         if self._front is not RESPONSES:
             return
         for chunk in chunks:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from backplane.config import GatewaySettings, Settings
-from backplane.errors import BackplaneError, TranslationError
+from backplane.errors import BackplaneError, PolicyError, TranslationError
 from backplane.gateway.bodies import COPY_BYTES_MAX, Bodies
 from backplane.gateway.choice import RequestFacts
 from backplane.gateway.clients import Client, Clients
@@ -135,6 +135,11 @@ class Gateway:
         if user.budget is None:
             write(0)
             return _Entry(self._journal, self._bodies, user, id, body, None)
+        if isinstance(targets[0], AgentTarget):
+            raise PolicyError(
+                "policy_denied", f"this key has a budget, and what {model[:200]} will cost is unknown",
+                hint="ask agents with a key that has no `budget_usd`",
+            )  # fmt: skip
         with self._journal.budget_of(user.name) as used:
             reserved = user.check_budget(used, _at_most(targets, work), targets[0].model)
             write(reserved)

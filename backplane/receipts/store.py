@@ -170,7 +170,7 @@ class Store:
             # The id may be that of an order in a queue, which has no run here until somebody follows it.
             fact, hint = (
                 f"no receipt of a run {run!r} is stored",
-                "backplane runs; a queue's order: backplane queue list",
+                "backplane runs, or runs --gateway; a queue's order: backplane queue list",
             )
         else:
             own = (row for row in self.newest() if not self._is_check(row.run_id))

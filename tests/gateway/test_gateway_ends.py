@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from backplane.config import GatewaySettings, Settings
+from backplane.config import BackendSettings, GatewayAgentSettings, GatewayClientSettings, GatewaySettings, Settings
+from backplane.gateway.clients import digest
 from backplane.gateway.in_run import RunGateway, open_run_gateway
 from backplane.gateway.journal import recorded
 from backplane.gateway.key_proxy import KeyUse
 from backplane.gateway.routes import ModelRoutes
-from backplane.testing import Fault, ModelServer, ScriptUsage, Turn
+from backplane.testing import Fault, ModelServer, ProtocolName, ScriptUsage, Turn
 from backplane.view.exchanges import diagnose_exchange
 from tests.gateway.ground import backend, gateway
-from tests.gateway.test_gateway import BEARER, CHAT, MESSAGES, PRICES, client, said
+from tests.gateway.test_gateway import BEARER, CHAT, MESSAGES, PRICES, RESPONSES, client, said
 from tests.gateway.test_gateway_cases import posted
 from tests.scripted import question
 
@@ -32,14 +36,14 @@ EMPTY = Turn(fault=Fault(raw=b""))
 
 
 @pytest.mark.parametrize("protocol", [CHAT, MESSAGES])
-def test_a_failure_has_the_status_and_the_answer_that_the_client_got(protocol: Any) -> None:
+def test_a_failure_has_the_status_and_the_answer_that_the_client_got(protocol: Any, tmp_path: Path) -> None:
     with (
         ModelServer(DOWN) as server,
-        gateway({"a": backend(server, protocol)}, {"m": "a"}, bodies=True) as gate,
+        gateway({"a": backend(server, protocol)}, {"m": "a"}, tmp_path, bodies=True) as gate,
     ):
         status, _ = said(gate)
         (end,) = gate.ends
-        (kept,) = [json.loads(path.read_text()) for path in (gate.home / "gateway").glob("*.bodies")]
+    (kept,) = [json.loads(path.read_text()) for path in (tmp_path / "gateway").glob("*.bodies")]
     assert (status, end.status, end.end, end.first_ms) == (503, 503, "failed", None)
     assert "out to lunch" in kept["answer"]
 
@@ -113,6 +117,36 @@ def test_a_client_that_does_not_read_its_answer_ends(monkeypatch: pytest.MonkeyP
             (found,) = gate.ends
             assert end.fileno() > 0
     assert (found.end, found.cost) == ("left", None)
+
+
+# What nobody knows is not shown as 0 ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("front", [CHAT, RESPONSES])
+def test_a_translated_answer_has_the_time_at_which_it_was_made(front: ProtocolName, stream: bool) -> None:
+    with ModelServer(Turn(text="hi")) as server, gateway({"a": backend(server, MESSAGES)}, {"m": "a"}) as gate:
+        path, body = question(front, stream=stream)
+        text = httpx.post(gate.url + path, json=body, headers=BEARER).text
+    times = [int(found) for found in re.findall(r'"created(?:_at)?": ?(\d+)', text)]
+    assert times, text
+    assert all(abs(found - time.time()) < 60 for found in times), text
+
+
+def test_an_agent_without_counters_shows_none_and_needs_a_key_without_a_budget(tmp_path: Path) -> None:
+    clients = {**client(budget_usd=1), "free": GatewayClientSettings(key_sha256=digest("free"))}
+    given: dict[str, Any] = {"agents": {"mock": GatewayAgentSettings(root=str(tmp_path))}, "clients": clients}
+    with gateway({"mock": BackendSettings(host="mock")}, {}, key=None, **given) as gate:
+        path, body = question(CHAT)
+        body = {**body, "model": "agent/mock"}
+        denied = httpx.post(gate.url + path, json=body, headers=BEARER)
+        answer = httpx.post(gate.url + path, json=body, headers={"authorization": "Bearer free"}, timeout=30)
+        refused, complete = gate.ends
+    assert (denied.status_code, refused.end) == (403, "refused")
+    assert "budget_usd" in denied.text
+    assert "prices" not in denied.text
+    assert (answer.status_code, complete.tokens, "usage" in answer.json()) == (200, None, False)
+    assert answer.json()["created"] > 0
 
 
 # The gateway of a run -------------------------------------------------------------------------------------------------
