@@ -1,4 +1,4 @@
-"""One exchange of the gateway in words: how it stands, its facts, and why it ended as it did. Pure."""
+"""Describes an exchange of the gateway in words: its state, its facts, and why it ended as it did. Pure."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _VERDICTS: Final[dict[str, tuple[str, ...]]] = {
     "answered": ("nothing is wrong: the service is answering", "wait"),
     "cut_off": ("the gateway was killed before the exchange ended", "send the request again"),
 }  # fmt: skip
-"""End, or how far an open exchange has come → verdict and next steps."""
+"""How an exchange ended, or how far it has come → verdict and next steps."""
 
 
 def exchange_standing(one: RecordedExchange) -> tuple[str, str]:
-    """Return a word for how an exchange stands, and its tone: good, warn, bad or live."""
+    """Return a word for an exchange's state, and the word's tone: good, warn, bad or live."""
     if one.end is not None:
         return one.end, _TONES.get(one.end, "bad")
     if one.state == "live":
@@ -37,18 +37,18 @@ def exchange_standing(one: RecordedExchange) -> tuple[str, str]:
 
 
 def given_of(one: RecordedExchange) -> str:
-    """Return the service that was asked and its model, as `mine/qwen3`; empty if none was asked."""
+    """Return the service that was asked last and its model, such as `mine/qwen3`; empty if none was asked."""
     return one_line("/".join(filter(None, (one.backend, one.model))))
 
 
 def models_of(one: RecordedExchange) -> str:
-    """Return the model that was asked, and behind an arrow the one that was given if that is another."""
+    """Return the requested model, and after an arrow the service and its model; no arrow if both models are equal."""
     asked, given = one_line(one.asked), given_of(one)
     return asked if not given else f"{asked} → {given}" if one.model != one.asked else given
 
 
 def exchange_facts(one: RecordedExchange, now_ms: int) -> dict[str, str]:
-    """Return the facts of an exchange by their labels; an empty text is not known or does not apply."""
+    """Return the facts of an exchange, by label; a fact that is unknown or does not apply is an empty text."""
     tokens = one.tokens or {}
     cached = [f"{count(tokens[name])} {words}" for name, words in _CACHED.items() if tokens.get(name)]
     sent = f"{count(tokens.get('input'))} in" + (f" ({', '.join(cached)})" if cached else "")
@@ -96,7 +96,7 @@ def _losses(one: RecordedExchange) -> str:
 
 
 def diagnose_exchange(one: RecordedExchange, now_ms: int) -> Diagnosis:
-    """Return what an exchange waits for, or why it ended as it did."""
+    """Return the reason for an exchange's state: what it waits for, or why it ended so; with next steps."""
     far = "answered" if one.first_ms is not None else "asked"
     kind = one.code or one.end or ("cut_off" if one.state == "cut_off" else far)
     is_ours = one.end == "refused" and one.backend is None
@@ -120,14 +120,14 @@ def diagnose_exchange(one: RecordedExchange, now_ms: int) -> Diagnosis:
 
 
 def mentions_all(one: RecordedExchange, words: list[str]) -> bool:
-    """Return True if client, models, service, end and error together have all these words, in any case."""
+    """Return True if an exchange's id, client, models, services, end and error contain all words, in any case."""
     texts = (one.id, one.client, one.front, one.asked, one.backend, one.model, one.end, one.code, one.error, *one.tried)
     whole = " ".join(filter(None, texts)).lower()
     return all(word.lower() in whole for word in words)
 
 
 def figures_of(one: RecordedExchange) -> str:
-    """Return tokens and losses of an exchange in a few words."""
+    """Return the tokens and the number of losses of an exchange, as `12 in, 3 out, 1 loss`."""
     tokens = one.tokens or {}
     words = [f"{count(tokens.get('input'))} in, {count(tokens.get('output'))} out"] if tokens else []
     if one.losses:

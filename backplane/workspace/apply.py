@@ -1,7 +1,7 @@
 """Applies a run's patch to a folder: checks every path first, then writes file by file.
 
-Whole files are compared: a file is as it was when the run began, or has its new content already, or has changed
-meanwhile and is refused, or merged on request. No link of the folder is followed.
+Whole files are compared. A file may be as it was when the run began, or already have its new content; any other has
+changed meanwhile, and is refused, or merged on request. No link in the folder is followed.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ Targets = Mapping[str, PathTarget]
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """The files that `apply_patch` has changed, or with `check` would change."""
+    """The files that `apply_patch` has changed, or would change if `check` is True."""
 
     files: tuple[str, ...]
     merged: bool
     """True if a file that had changed meanwhile was merged."""
     root: str = ""
-    """The folder; empty if there was nothing to apply."""
+    """The folder to which the patch was applied."""
     went_on: bool = False
-    """True if an earlier call that was cut off was continued; what was asked of that call counts."""
+    """True if an earlier call that was cut off was continued, with the files of that call."""
 
     def describe(self, *, is_check: bool) -> str:
-        """Return a sentence that says how many files were changed, or would be, and where."""
+        """Return a sentence with the number of files that were changed, or would be if `is_check`, and their folder."""
         if not self.files:
             return "the run changed nothing"
         count = f"{len(self.files)} file{'' if len(self.files) == 1 else 's'}"
@@ -75,10 +75,11 @@ def apply_patch(
 
     Args:
         record_sha256: hash of the record, from `patch` of the receipt; None if the receipt has none.
-        saved: another state of the same run, a checkpoint; None is the patch at its end.
-        check: only find out whether it would work.
-        merge: merge files that have changed since the run began, instead of refusing.
-        done: called with the number of files once all are written.
+        saved: another state of the same run, such as a checkpoint; None applies the patch at its end.
+        root: the folder to change; None is the original workspace.
+        check: only check whether the patch can be applied.
+        merge: merge files that have changed since the run began, instead of refusing the patch.
+        done: called with the number of files once all are written; not called if `check` is True.
 
     Raises:
         WorkspaceError: `execution_workspace_error`; there is no patch, a file has changed (named), a merge has
@@ -93,7 +94,7 @@ def apply_patch(
 
 
 def go_on(run_dir: Path, root: Path | None = None, *, check: bool = False, merge: bool = False) -> Applied | None:
-    """Continue an application that was cut off; return None if there is none. Raises as `apply_patch`."""
+    """Continue a call of `apply_patch` that was cut off; return None if there is none. Raises like `apply_patch`."""
     begun = read_mark(mark_of(run_dir))
     if begun is None or begun.command != "apply":
         return None
@@ -103,7 +104,7 @@ def go_on(run_dir: Path, root: Path | None = None, *, check: bool = False, merge
 
 @contextlib.contextmanager
 def explained(run_dir: Path) -> Iterator[None]:
-    """Turn an error of the system into one of ours, before a file was changed."""
+    """Raise a WorkspaceError for an OSError in the block, which says that no file was changed."""
     try:
         yield
     except OSError as error:
@@ -127,10 +128,11 @@ def put(
     Args:
         command: the command that can continue this write.
         make: returns the files; not called if a write is continued.
+        check, merge, done: as in `apply_patch`.
 
     Raises:
         OSError: nothing was changed.
-        WorkspaceError: as `apply_patch`.
+        WorkspaceError: as in `apply_patch`.
     """
     root = root.resolve(strict=True)
     with marked(run_dir) as mark:
@@ -194,9 +196,9 @@ class _Plan:
     def __init__(self, root: str, repo: Repo, targets: Targets) -> None:
         self.repo = repo
         self.facts: dict[str, os.stat_result | None] = {}
-        """The facts of each path; a file that has others when it is replaced is refused."""
+        """Path → facts of its file, None without one; the write is refused if they have changed."""
         self.made: dict[Leaf, bytes] = {}
-        """Merged contents, which are not stored yet."""
+        """Merged contents, which `_write` stores."""
         self._root, self._targets = root, targets
         self._now = {path: self._look(path) for path in targets}
         self._renames: dict[str, str] | None = None
@@ -214,7 +216,7 @@ class _Plan:
         return Leaf(git_mode(facts), _hash_file(place, sha256=self.repo.sha256))
 
     def moved(self) -> list[str]:
-        """Return the paths that are neither as they were nor as they shall be, or whose place is taken."""
+        """Return the paths whose file has neither its old nor its new content, or whose place is taken."""
         gone = {path for path, target in self._targets.items() if target.after is None}
         return [
             path
@@ -224,7 +226,8 @@ class _Plan:
         ]
 
     def _is_taken(self, path: str, gone: set[str]) -> bool:
-        """Return True if a device or a folder is at a path, or a file above it, that stays there."""
+        """Return True if a new file cannot be made at a path: a folder with other files or a device is there, or a file
+        that stays is above it."""
         for place in (*folders_above(path), path):
             facts = look_at(self._root, place)
             if facts is None or (not stat.S_ISDIR(facts.st_mode) and place in gone):
@@ -238,13 +241,13 @@ class _Plan:
         )
 
     def changes(self, moved: list[str]) -> tuple[PathTarget, ...]:
-        """Return the paths to be written, with their present content as `before`.
+        """Return the paths to write, with their present content as `before`.
 
         Args:
-            moved: paths to be merged.
+            moved: paths to merge, as returned by `moved()`.
 
         Raises:
-            WorkspaceError: there are conflicts.
+            WorkspaceError: some paths cannot be merged.
         """
         results = {path: target.after for path, target in self._targets.items() if path not in moved}
         conflicts: list[str] = []
@@ -260,14 +263,18 @@ class _Plan:
         return tuple(row for row in rows if row.before != row.after)
 
     def read_all(self, changes: tuple[PathTarget, ...]) -> None:
-        """Read every new content. Raises WorkspaceError if one is not as it was kept."""
+        """Read every new content, to check that it can be. Raises WorkspaceError if one is damaged."""
         for leaf in {target.after for target in changes if target.after is not None} - self.made.keys():
             collections.deque(self.repo.pieces(leaf.oid), maxlen=0)
 
     # Merging ----------------------------------------------------------------------------------------------------------
 
     def _merge(self, target: PathTarget) -> dict[str, Leaf | None]:
-        """Return the leaves of a path that has changed, and of its new name. Raises `_ConflictError`."""
+        """Return the merged leaf of a path, or two: none for the path, and one for its new name, if it was renamed.
+
+        Raises:
+            _ConflictError: the changes exclude each other.
+        """
         now, base = self._now[target.path], target.before
         if now is None or base is None:
             raise _ConflictError
@@ -277,7 +284,7 @@ class _Plan:
         theirs = self._targets[moved_to].after if moved_to is not None else None
         if moved_to is None or theirs is None or self._now[moved_to] is not None:
             raise _ConflictError
-        # It was renamed there and edited here: the edit moves to the new name.
+        # The run renamed a file that was edited meanwhile: the edit moves to the new name.
         return {target.path: None, moved_to: self._merge_files(target.path, base, now, theirs)}
 
     def _new_name(self, path: str) -> str | None:
@@ -311,7 +318,7 @@ class _Plan:
         return leaf
 
     def _present(self, path: str, leaf: Leaf) -> bytes:
-        """Return the content that was seen at a path. Raises WorkspaceError if it has changed meanwhile."""
+        """Return the present content of a path. Raises WorkspaceError if it has changed since it was compared."""
         place = f"{self._root}/{path}"
         if leaf.mode == LINK:
             data = os.fsencode(os.readlink(place))
@@ -335,4 +342,4 @@ def _hash_file(path: str, *, sha256: bool) -> str:
 
 
 class _ConflictError(Exception):
-    """Two changes that cannot both be kept."""
+    """Error for two changes of a file that cannot both be kept."""

@@ -1,7 +1,7 @@
-"""Git's objects as bytes: names of contents, trees of files, and packs without deltas.
+"""Writes and reads git's objects without git: names of contents, trees of files, and packs without deltas.
 
-A run's states are written and read without a process: for a few files, git's start takes longer than the work. Objects
-that the original's repository lends may have deltas, so only git reads those.
+For a few files, the start of git would take longer than the work. Objects of the original's repository may be stored as
+deltas, so they are read only by git.
 """
 
 from __future__ import annotations
@@ -33,49 +33,51 @@ _KINDS: Final = {number: kind for kind, number in _NUMBERS.items()}
 
 _INDEX_HEAD: Final = b"\xfftOc\0\0\0\2"
 _INDEX_BYTES_MAX: Final = 256 << 20
-"""Size in bytes of the longest index that is read; one of a million objects has 28 MiB."""
+"""Maximum bytes of a pack's index; a larger one is not read. An index of a million objects has 28 MiB."""
 
 _NAMES_AT: Final = len(_INDEX_HEAD) + 256 * 4
 _LOW: Final = 0xFFFFFFFF
 """Mask of the bits that git's index keeps of a number."""
 
 _LARGE: Final = 1 << 31
-"""Offsets from here on have eight bytes, in a table of their own."""
+"""Smallest offset that is stored with eight bytes, in a table of its own."""
 
 
 class Leaf(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The mode of a file or link, and the name of its content, as git has them."""
+    """A file or link as an entry of git: its mode, and git's name of its content."""
 
     mode: int
     oid: str
+    """The name in hexadecimal digits."""
 
 
 def new_hash(data: bytes = b"", *, sha256: bool) -> Any:
-    """Return the hash with which git names objects."""
+    """Return a hash object of git's algorithm, SHA-1 or SHA-256, that was fed with `data`."""
     return (hashlib.sha256 if sha256 else hashlib.sha1)(data, usedforsecurity=False)
 
 
 def head_of(size: int, kind: Kind = "blob") -> bytes:
-    """Return what git hashes before the content of an object."""
+    """Return the bytes that git hashes before an object's content: its kind and size."""
     return b"%s %d\0" % (kind.encode(), size)
 
 
 def object_id(data: bytes, kind: Kind = "blob", *, sha256: bool = False) -> str:
-    """Return git's name of an object."""
+    """Return git's name of an object with this content."""
     digest = new_hash(head_of(len(data), kind), sha256=sha256)
     digest.update(data)
     return str(digest.hexdigest())
 
 
 EMPTY_TREES: Final = tuple(object_id(b"", "tree", sha256=sha256) for sha256 in (False, True))
-"""Names of a tree without files; git knows them in every repository."""
+"""Names of the tree without files, by SHA-1 and by SHA-256; git knows it in every repository."""
 
 
 def read_tree(read: Callable[[str], bytes], tree: str) -> dict[str, Leaf]:
-    """Return all files of a tree by their paths.
+    """Return all files in a tree, by their paths.
 
     Args:
-        read: returns the content of an object.
+        read: returns the content of the object with a name.
+        tree: name of the tree.
 
     Raises:
         ValueError: an object is no tree.
@@ -118,10 +120,10 @@ def index_of(leaves: Mapping[str, Leaf], facts: Callable[[str], tuple[int, int, 
 
 
 class PackWriter:
-    """A pack in a folder of objects; git sees it once it is finished.
+    """Writes a pack into a folder of objects; git sees the pack once it is finished.
 
     Args:
-        known: names of the objects that the repository has already; new ones are added.
+        known: names of the objects that the repository already has, which are not written; new names are added.
     """
 
     def __init__(self, folder: Path, known: set[bytes], *, sha256: bool) -> None:
@@ -137,7 +139,7 @@ class PackWriter:
         self._add(leaf.oid, "blob", data)
 
     def tree(self, leaves: Mapping[str, Leaf]) -> str:
-        """Store a tree of files, whose contents are stored elsewhere; return its name."""
+        """Store a tree of files, but not their contents; return its name."""
         folders: dict[str, list[tuple[bytes, bytes]]] = {"": []}
 
         def add(path: str, end: bytes, mode: int, oid: str) -> None:
@@ -158,7 +160,7 @@ class PackWriter:
         return oid
 
     def state(self, before: Mapping[str, Leaf], after: Mapping[str, Leaf]) -> str:
-        """Store a tree with the changed files as they were in `a`, and as they are in `b`; return its name."""
+        """Store a tree with two folders, and return its name: `a` has the files before a change, `b` after it."""
         trees = {"a": self.tree(before), "b": self.tree(after)}
         rows = (b"40000 %s\0" % name.encode() + bytes.fromhex(oid) for name, oid in trees.items())
         return self._store("tree", b"".join(rows))
@@ -236,10 +238,10 @@ class PackWriter:
 
 
 class PackReader:
-    """A finished pack.
+    """Reads a finished pack.
 
     Args:
-        index: path of its index; the pack lies beside it.
+        index: path of the pack's index; the pack is beside it.
 
     Raises:
         OSError, ValueError, struct.error: the index cannot be read.
@@ -270,10 +272,10 @@ class PackReader:
         return offset
 
     def pieces(self, offset: int) -> Iterator[bytes]:
-        """Yield an object in pieces, its kind and size first, as git hashes it.
+        """Yield the object at an offset in pieces: first its kind and size, as git hashes them, then its content.
 
         Raises:
-            OSError, LookupError, ValueError, zlib.error: it cannot be read, or needs another object.
+            OSError, LookupError, ValueError, zlib.error: it cannot be read, or is a delta of another object.
         """
         with open(os.open(self._path, FILE_FLAGS), "rb") as file:
             file.seek(offset)
@@ -289,16 +291,16 @@ class PackReader:
 
 
 def read_loose(path: Path) -> Iterator[bytes]:
-    """Yield an object that has a file of its own as `PackReader.pieces` does. Raises OSError, `zlib.error`."""
+    """Yield an object from a file of its own, in pieces like `PackReader.pieces`. Raises OSError, `zlib.error`."""
     with open(os.open(path, FILE_FLAGS), "rb") as file:
         yield from _unpacked(file, READ_BYTES)
 
 
 def _unpacked(file: BinaryIO, step_bytes: int) -> Iterator[bytes]:
-    """Yield the compressed data at a file's place, unpacked. Raises OSError, `zlib.error`.
+    """Unpack the compressed data at a file's current position, in pieces. Raises OSError, `zlib.error`.
 
     Args:
-        step_bytes: is read at a time.
+        step_bytes: bytes of compressed data to read at a time.
     """
     unpacker = zlib.decompressobj()
     while not unpacker.eof and (packed := unpacker.unconsumed_tail or file.read(step_bytes)):

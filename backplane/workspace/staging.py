@@ -1,6 +1,6 @@
 """Fills the staged copy of a workspace, or reads a workspace in place; both record the baseline.
 
-Every selected file of the original is read once: copied, hashed, and stored if the original's index lacks it.
+Every selected file of the original is read once: it is copied, hashed, and stored if the original's index lacks it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from backplane.workspace.tree import GIT_NAME, Listing, Scope, names_repository,
 
 
 class Staging:
-    """The start of one run's workspace.
+    """Copies or reads the files of one run's workspace.
 
     Args:
-        ignored: selected files that git's rules ignore.
-        unread: names files that the agent's repository must not contain.
-        baseline: is filled.
+        ignored: paths of selected files that git's rules ignore.
+        unread: patterns of files that the agent's repository must not contain; None without any.
+        baseline: gets an entry for each file.
     """
 
     def __init__(
@@ -59,13 +59,16 @@ class Staging:
         """Fill a copy, and make the agent's repository in it: with the original's history, or with one commit.
 
         Args:
+            root: folder of the copy.
+            repo: the run's repository, which stores the baseline.
+            history: the original's history for the copy; None makes one commit.
             tracked: the entries of the original's index.
             excluded: ignore rules for the agent's repository.
-            no_history: why the copy lacks the original's history; "" if it has none.
-            travels: the copy is sent to another machine, where files have other inodes and times.
+            no_history: why the copy lacks the original's history; "" if it lacks none.
+            travels: True if the copy is sent to another machine, where files have other inodes and times.
 
         Raises:
-            OSError, WorkspaceError: it cannot be filled.
+            OSError, WorkspaceError: the copy cannot be filled.
         """
         git_dir = root / GIT_NAME
         for folder in (root, *(git_dir / name for name in AGENT_FOLDERS)):
@@ -89,7 +92,7 @@ class Staging:
 
     def _copy_into_commit(self, root: str, git_dir: Path, repo: Repo, no_history: str, *, travels: bool) -> None:
         why = f"\nThe history of the original is not in this copy: {no_history}.\n" if no_history else ""
-        # The agent's repository gets a copy of the first pack, so what it must not contain is in another.
+        # The agent's repository gets a copy of one pack, so files that it must not contain go into another.
         with repo.storing(again=True) as private:
             with repo.storing() as objects:
                 leaves: dict[str, Leaf] = {}
@@ -106,7 +109,10 @@ class Staging:
             write_one_commit(git_dir, repo, head, index)
 
     def _copied(self, root: str, *, sha256: bool) -> Iterator[tuple[str, Leaf, bytes, bool]]:
-        """Copy every file, and yield those that are to be stored; a file removed meanwhile is not in the baseline."""
+        """Copy every file, and yield each that is to be stored: its path, leaf, content, and True if it is kept apart.
+
+        A file that was removed since the listing is not part of the baseline.
+        """
         folders = dict(self._listing.folders)
         for above, files in itertools.groupby(self._listing.files, lambda entry: parent(entry[0])):
             try:
@@ -137,10 +143,13 @@ class Staging:
     def _copy_entry(
         self, folder: int, name: str, target: str, path: str, facts: os.stat_result, sha256: bool
     ) -> tuple[Leaf, bytes, bool] | None:
-        """Copy a file or link; return it, its content, and if it is kept apart; None if it is not stored.
+        """Copy a file or link.
 
         Args:
-            folder: handle of the folder that has it.
+            folder: handle of the original's folder that contains it.
+
+        Returns:
+            Its leaf, its content, and True if it is kept apart (`_apart`). None if it is not stored.
         """
         data: bytes | None
         if stat.S_ISLNK(facts.st_mode):
@@ -162,7 +171,7 @@ class Staging:
         return leaf, data, is_apart
 
     def _is_stored(self, path: str, facts: os.stat_result) -> bool:
-        """Return True if a file's content is part of the baseline; else note only its facts."""
+        """Return True if a file's content belongs to the baseline; otherwise note only its facts, and return False."""
         is_ignored = path in self._ignored
         if not is_ignored and facts.st_size <= BLOB_BYTES_MAX:
             return True
@@ -172,7 +181,7 @@ class Staging:
         return False
 
     def _is_apart(self, path: str) -> bool:
-        """Return True if git cannot have this path, or the agent may not read it; also if that cannot be decided."""
+        """Return True if git cannot store this path, or the agent may not read it, or a pattern cannot be matched."""
         if names_repository(path):
             return True
         if self._unread is None:
@@ -184,7 +193,7 @@ class Staging:
             return True
 
     def read_in_place(self, repo: Repo) -> None:
-        """Store the contents of the original. Raises OSError, WorkspaceError."""
+        """Store the contents of the original's files, without a copy. Raises OSError, WorkspaceError."""
         with repo.storing() as objects:
             for path, facts in self._listing.files:
                 self._scope.go_on()

@@ -1,8 +1,8 @@
 """The workspace of a run: a staged copy of a folder, or the original itself.
 
-`open_workspace` makes it; `difference` writes what the agent changed as a git patch into the run's folder. The
-original's `.git` is never written, and no program in either tree is ever run. `apply` applies a patch to the
-original.
+`open_workspace` makes it; `Workspace.difference` writes the agent's changes, as a git patch, into the run's folder, and
+`apply` applies the patch to the original. The original's `.git` is never written, and no program in the workspace is
+run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Patch(msgspec.Struct, frozen=True):
     left_out: tuple[str, ...] = ()
     """Changed paths that are not in the patch: over 64 MiB, not selected by the order, or no regular file."""
     record_sha256: str = ""
-    """SHA-256 of the record beside the patch, in which `apply_patch` reads the changed files."""
+    """SHA-256 of the record beside the patch, from which `apply_patch` reads the changed files."""
 
     @property
     def paths(self) -> set[str]:
@@ -73,11 +73,11 @@ class Workspace:
         self.root = tree if mode == "staged" else original
         self.run_dir = run_dir
         self.special_count = 0
-        """Number of FIFOs, sockets and devices that were skipped."""
+        """Number of FIFOs, sockets and devices in the original, which are skipped."""
         self.no_history = ""
-        """Why the copy lacks the history that the original has; "" if it lacks none."""
+        """Why the copy lacks the original's history; "" if it lacks none."""
         self.object_folders: tuple[str, ...] = ()
-        """Folders outside of the root that hold objects of its repository."""
+        """Folders outside of the root that contain objects of its repository."""
         self._travels = travels
         self._stage_dir = stage_dir
         self._scope = scope
@@ -88,7 +88,7 @@ class Workspace:
         self._baseline = Baseline()
         self._repo: Repo | None = None
         self._is_slim = False
-        """True once the run's repository has only the run's states."""
+        """True once the run's repository was reduced to the run's states, or removed."""
 
     @property
     def repo(self) -> Repo:
@@ -97,7 +97,7 @@ class Workspace:
             self._repo = Repo(self.run_dir / REPO_NAME, _RESULT, self._scope.stopped)
         return self._repo
 
-    # The start --------------------------------------------------------------------------------------------------------
+    # Staging ----------------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Copy the original, or only record its baseline. Called once, by `open_workspace`."""
@@ -126,7 +126,7 @@ class Workspace:
         self._baseline.seal()
 
     def _find_history(self, repo: Repo, tracked: Collection[str]) -> history.History | None:
-        """Read the history for the copy; None without one; `no_history` is the reason if the original has one."""
+        """Return the history for the copy, or None; if the original has one, `no_history` gets the reason."""
         known, rules = self._repository, (self._scope.exclude, self._unread)
         if known.git_dir is None or self.mode != "staged":
             return None
@@ -142,10 +142,10 @@ class Workspace:
         self.object_folders = history.object_folders(self.original)
         return found
 
-    # What has changed -------------------------------------------------------------------------------------------------
+    # Changes ----------------------------------------------------------------------------------------------------------
 
     def difference(self) -> Patch:
-        """Write the changes to `patch.diff` in the run's folder, and beside it the record that `apply_patch` needs.
+        """Write the changes to `patch.diff` in the run's folder, and the record for `apply_patch` beside it.
 
         Raises:
             WorkspaceError: `execution_workspace_error`, the tree cannot be read or git fails.
@@ -167,7 +167,7 @@ class Workspace:
         )
 
     def _slim(self) -> None:
-        """Reduce the run's repository to the run's states; one without a state goes with the copy."""
+        """Reduce the run's repository to the run's states; if it has none, move it into the staging folder."""
         repo = self.repo
         if repo.has_states:
             repo.slim()
@@ -179,16 +179,16 @@ class Workspace:
         self._is_slim = True
 
     def snapshot(self, name: str) -> tuple[str, Changes]:
-        """Store how the workspace differs from its baseline; the agent may be at work meanwhile.
+        """Store the differences of the workspace from its baseline; the agent may be at work meanwhile.
 
         Args:
-            name: of the state in the repository.
+            name: name of the state in the run's repository.
 
         Returns:
-            Git's name of the state, of an empty tree if nothing differs; and the differences.
+            Git's name of the state (of the empty tree if nothing differs), and the differences.
 
         Raises:
-            WorkspaceError: as for `difference`.
+            WorkspaceError: as in `difference`.
         """
         staged, repo = self.mode == "staged", self.repo
         # Files outside of `include` were not copied, but the agent may have made new ones there.
@@ -218,7 +218,7 @@ class Workspace:
         return changes
 
     def _leave_out(self, listing: Listing) -> None:
-        """Remove new files from the listing whose path exists in the original, but was not staged."""
+        """Remove from the listing new files whose path exists in the original, but was not staged."""
         if self.mode == "staged" and (self._scope.include is not None or self._special):
             hidden = {path for path, _ in listing.files if self._is_hidden(path)}
             listing.unselected += sorted(hidden)
@@ -231,7 +231,7 @@ class Workspace:
         return (missed or path in self._special) and os.path.lexists(self.original / path)
 
     def _require_root(self) -> None:
-        """Refuse a root that was replaced by another folder or a link, which may point anywhere. Raises OSError."""
+        """Raise OSError if the root was replaced by another folder, or by a link, which may point anywhere."""
         facts = os.lstat(self.root)
         if (facts.st_dev, facts.st_ino) != self._identity:
             raise OSError(errno.ESTALE, "replaced by another folder", str(self.root))
@@ -275,20 +275,20 @@ def open_workspace(
     unread: Sequence[str] = (),
     travels: bool = False,
 ) -> Workspace:
-    """Make a workspace, and record its baseline. Blocking; if it fails, nothing of it is left in `stage_dir`.
+    """Make a workspace, and record its baseline. Blocking; if it fails, its files in `stage_dir` are removed.
 
     Args:
         root: the original; this function does not write to it.
-        include: globs on the relative path; empty means all. Only for a copy: in `pass_through` it would hide changes.
-        exclude: globs, stronger than `include`; a matching folder is left out with its content.
+        include: globs of relative paths; empty means all. Only for a copy: in `pass_through` it would hide changes.
+        exclude: globs that override `include`; a matching folder is left out with its content.
         run_dir: the run's own folder, for the patch.
-        stage_dir: a folder only for this run, new or empty; `close` or `collect` removes it.
-        tree: the folder for the copy in `stage_dir`; missing, or with at most the beginning of its `.git`.
-        quota: limits; only written bytes count, so holes in files do not.
-        stopped: called before each file and while git runs, also by later methods; True stops with an error.
-        state: the control plane's state folder; if it is inside of the workspace, it is left out.
+        stage_dir: a folder for this run alone, new or empty; `close` or `collect` removes it.
+        tree: the folder for the copy, in `stage_dir`; missing, or with at most the beginning of its `.git`.
+        quota: limits; only written bytes count, not holes in files.
+        stopped: called before each file and while git runs, also by later methods; if it returns True, they fail.
+        state: the control plane's state folder, which is left out if it is inside the workspace.
         unread: globs of files that the repository in the copy must not contain.
-        travels: the copy is sent to another machine, so its repository must not need the original's.
+        travels: True if the copy is sent to another machine, so that its repository must not need the original's.
 
     Raises:
         WorkspaceError: `workspace_init_failed`, there is no such folder; `workspace_staging_failed`,
@@ -320,7 +320,7 @@ def collect(stage_dir: Path) -> None:
     """Remove a run's staging folder, also one that a killed control plane left; do nothing if it is missing.
 
     Raises:
-        WorkspaceError: `execution_workspace_error`, a mount or another user's file in it prevents that.
+        WorkspaceError: `execution_workspace_error`, it cannot be removed: a mount or another user's file is in it.
     """
     remove_tree(stage_dir)
 

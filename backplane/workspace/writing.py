@@ -1,8 +1,8 @@
 """Writes planned contents into a folder, file by file; a write that was cut off can be continued.
 
-A mark beside the run's folder lists every path with its old and new content before the first file changes, and is
-removed once all files are in place. New contents are first written under temporary names, so that a full disk or a
-missing right changes no file.
+Before the first file changes, every path is listed with its old and new content in a mark, a file beside the run's
+folder, which is removed once all files are in place. New contents are first written under temporary names, so that a
+full disk or a missing right changes no file.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from backplane.workspace.repo import Repo
 from backplane.workspace.tree import folders_above, look_at, opened, parent, printable
 
 SYNC_EACH_MAX: Final = 200
-"""Number of files or folders up to which each is synced, in some ms; for more, one sync of all disks is faster."""
+"""Maximum files or folders that are synced one by one, each in some ms; for more, one sync of all disks is faster."""
 
 _END: Final = ".applying"
 _MARK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 Command = Literal["apply", "rewind"]
-"""The command that writes, and that can continue after it was cut off."""
+"""The command that writes; the same command continues a write that was cut off."""
 
 Seen = Mapping[str, os.stat_result | None]
-"""The facts of each path when the write was planned; a file that has changed since is not replaced."""
+"""Path → facts of its file when the write was planned, None without one; a file that has changed is not replaced."""
 
 
 class Writing(msgspec.Struct, frozen=True):
@@ -49,13 +49,13 @@ class Writing(msgspec.Struct, frozen=True):
 
     @property
     def fresh(self) -> Iterator[tuple[str, Leaf, str]]:
-        """The paths that get a content, with that and their temporary names."""
+        """Each path that gets new content, with its leaf and the name of its temporary file."""
         for number, target in enumerate(self.targets):
             if target.after is not None:
                 yield target.path, target.after, f".backplane-{self.token}-{number}"
 
     def describe(self, run: str) -> str:
-        """Return one line that says what was cut off, and how to continue."""
+        """Return one line that names the write that was cut off, and the command that continues it."""
         into = "putting its patch into" if self.command == "apply" else "rewinding"
         fact = f"run {run}: {into} '{printable(self.root)}' was cut off, and some files may be written"
         return f"{fact}: `git status` there shows them, `backplane {self.command} {run[:8]}` goes on"
@@ -65,7 +65,7 @@ class Writing(msgspec.Struct, frozen=True):
 
 
 class Mark:
-    """The locked mark of one run's write; a mark without a whole line says that nothing was written yet."""
+    """The locked mark of one run's write; if it has no whole line, no file was written yet."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
@@ -87,7 +87,7 @@ class Mark:
 
 @contextlib.contextmanager
 def marked(run_dir: Path) -> Iterator[Mark]:
-    """Lock the mark of a run's write, and remove it after the block if it is empty.
+    """Lock the mark of a run's write until the block ends, and then remove it if it is empty.
 
     Raises:
         WorkspaceError: `execution_workspace_error`, another command writes this run's result.
@@ -109,7 +109,7 @@ def mark_of(run_dir: Path) -> Path:
 
 
 def read_mark(path: Path) -> Writing | None:
-    """Return the write that was cut off; None if there is none.
+    """Return the write in a mark, which was cut off; None if there is no mark, or no file was written yet.
 
     Raises:
         WorkspaceError: `execution_workspace_error`, the mark is damaged.
@@ -159,18 +159,18 @@ def cut_off(runs: Path) -> list[str]:
 
 
 class FileWriter:
-    """The files of one write in their folder."""
+    """Writes the files of a planned write: first `prepare`, then `put`; `clean` after a failure."""
 
     def __init__(self, writing: Writing, seen: Seen) -> None:
         self._root, self._writing, self._seen = writing.root, writing, seen
         self._temporary: dict[str, str] = {}
-        """The temporary file of each path that gets a content."""
+        """Path that gets new content → path of its temporary file."""
 
     def prepare(self, repo: Repo) -> None:
         """Write all new contents under temporary names.
 
         Raises:
-            OSError, WorkspaceError: one cannot be written, or a file has changed since the write was planned.
+            OSError, WorkspaceError: a content cannot be written, or a file has changed since the write was planned.
         """
         fresh = list(self._writing.fresh)
         each = len(fresh) <= SYNC_EACH_MAX
@@ -184,10 +184,10 @@ class FileWriter:
             self._require_same(target.path)
 
     def put(self) -> None:
-        """Remove the files that go, and move the new ones to their names; needs `prepare`.
+        """Remove the files without new content, and move the others from their temporary names to their own.
 
         Raises:
-            OSError, WorkspaceError: after some of them may have been moved.
+            OSError, WorkspaceError: a file cannot be removed or moved; some files may have been changed.
         """
         targets = self._writing.targets
         for target in sorted(targets, key=lambda target: target.path, reverse=True):
@@ -214,7 +214,7 @@ class FileWriter:
                         os.unlink(f"{self._root}/{folder}{name}")
 
     def _deepest(self, path: str) -> str:
-        """Return the deepest folder above a path that exists; it is on the disk on which the file will be."""
+        """Return the deepest existing folder above a path, with a slash; a file there is on the path's disk."""
         there = ""
         for folder in folders_above(path):
             facts = look_at(self._root, folder)
@@ -232,17 +232,17 @@ class FileWriter:
                 os.rmdir(f"{self._root}/{path}")
 
     def _move(self, temporary: str, path: str) -> None:
-        """Move a temporary file to its own name, in folders that are made for it."""
+        """Move a temporary file to its own name; missing folders are made."""
         for above in folders_above(path):
             if look_at(self._root, above) is None:
                 os.mkdir(f"{self._root}/{above}")
         self._require_same(path)
         with contextlib.suppress(OSError):
-            os.rmdir(f"{self._root}/{path}")  # An empty folder, whose last file was removed before a cut.
+            os.rmdir(f"{self._root}/{path}")  # An empty folder may be left there by a write that was cut off.
         os.rename(temporary, f"{self._root}/{path}")
 
     def _require_same(self, path: str) -> None:
-        """Raise WorkspaceError if there is another file at a path than when the write was planned."""
+        """Raise WorkspaceError if the file at a path is not the same as when the write was planned."""
         now = look_at(self._root, path)
         now = None if now is not None and stat.S_ISDIR(now.st_mode) else now
         if _identity(now) != _identity(self._seen.get(path)):
@@ -266,7 +266,7 @@ def _write(path: str, leaf: Leaf, repo: Repo, old: os.stat_result | None, *, syn
 
 
 def _runnable(old: int, program: bool) -> int:
-    """Return a file's rights, changed only in the right to run it."""
+    """Return a file's rights, with the rights to execute it added or removed."""
     if bool(old & 0o100) == program:
         return old
     return old | (old & 0o444) >> 2 if program else old & ~0o111
@@ -274,7 +274,7 @@ def _runnable(old: int, program: bool) -> int:
 
 @contextlib.contextmanager
 def _about(path: str) -> Iterator[None]:
-    """Name the file in an error of the system, not its temporary one."""
+    """Replace the file name in an OSError, so that it names the file and not its temporary one."""
     try:
         yield
     except OSError as error:
