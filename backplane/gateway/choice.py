@@ -15,7 +15,7 @@ from backplane.dialects.ir import TokenCounts
 from backplane.errors import CODES
 from backplane.upstream.cost import MICROS, actual
 from backplane.upstream.failure import UpstreamFailure
-from backplane.upstream.measures import RATE_LIMITED_MS, StrategyName, estimate, key_of, pause_ms, weight
+from backplane.upstream.measures import RATE_LIMITED_MS, StrategyName, expected, key_of, pause_ms, weight
 
 if TYPE_CHECKING:
     from backplane.gateway.routes import ModelTarget
@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 PERIOD_MS: Final = 600_000
 """A time counts half as much ten minutes later: the load of a service changes within the hour."""
 
-TIMES_MAX: Final = 50
+TIMES_MAX: Final = 20
 """Newest times of a service and model that count."""
 
 PASSED_MAX: Final = 20
 """Requests that pass a service over before one asks it for its time, if its newest time is a period old."""
+
+TIMED: Final = ("latency", "balanced")
+"""Strategies that look at times."""
 
 ANSWER_TOKENS: Final = 4_000
 """Tokens that an answer without a limit is compared by; the router assumes as many."""
@@ -60,8 +63,7 @@ class Times:
 
     def expected(self, now: int) -> int | None:
         """Return the expected time in milliseconds, failures included; None is unknown."""
-        found = estimate((weight(at, max(at, now), PERIOD_MS), ms, complete) for at, ms, complete in self._rows)
-        return None if found is None else found.value
+        return expected((weight(at, max(at, now), PERIOD_MS), ms, complete) for at, ms, complete in self._rows)
 
     def is_due(self, now: int) -> bool:
         """Return True if the service has been passed over for so long that nobody knows its time now."""
@@ -134,15 +136,14 @@ def order(strategy: StrategyName, targets: Sequence[ModelTarget], request: Reque
     rests = [one.standing.rest(now) for one in targets]
     costs = [_cost(one, request) for one in targets]
     times = [one.standing.times(one.model, stream=request.stream) for one in targets]
-    latencies = [one.expected(now) for one in times]
+    is_timed = strategy in TIMED
+    latencies = [one.expected(now) if is_timed else None for one in times]
     ready = [place for place, rest in enumerate(rests) if not rest]
     key = key_of(strategy, [costs[place] for place in ready], [latencies[place] for place in ready])
     ready.sort(key=lambda place: key(costs[place], latencies[place]))
-    due = next((place for place in ready[1:] if times[place].is_due(now)), None)
-    if due is not None and strategy in ("latency", "balanced"):
+    due = next((place for place in ready[1:] if is_timed and times[place].is_due(now)), None)
+    if due is not None:
         ready.sort(key=lambda place: place != due)
-    else:
-        due = None
     for place in ready:
         times[place].passed = 0 if place == ready[0] else times[place].passed + 1
 
@@ -151,7 +152,7 @@ def order(strategy: StrategyName, targets: Sequence[ModelTarget], request: Reque
         if strategy in ("cost", "balanced"):
             cost = costs[place]
             facts.append("price unknown" if cost is None else f"${cost / MICROS:.4f}")
-        if strategy in ("latency", "balanced"):
+        if is_timed:
             facts.append("time unknown" if latencies[place] is None else f"{latencies[place]} ms")
         if place == due:
             facts.append("asked for its time")

@@ -13,7 +13,7 @@ import msgspec
 
 from backplane.config import BackendSettings, GatewayRouteSettings, GatewaySettings, Settings
 from backplane.errors import ConfigError
-from backplane.gateway.choice import Choice, RequestFacts, Standing, now_ms, order
+from backplane.gateway.choice import TIMED, Choice, RequestFacts, Standing, now_ms, order
 from backplane.gateway.fronts import ClientCall, ModelRow
 from backplane.gateway.record import ExchangeEnd
 from backplane.upstream.cost import Price, read_price
@@ -112,7 +112,7 @@ class ModelRoutes:
     @property
     def has_times(self) -> bool:
         """True if measured times decide somewhere."""
-        return any(route.strategy in ("latency", "balanced") for route in self._table.values())
+        return any(route.strategy in TIMED for route in self._table.values())
 
     def learn(self, end: ExchangeEnd) -> None:
         """Take the time of an earlier exchange."""

@@ -43,21 +43,27 @@ def weight(began_ms: int, now_ms: int, period_ms: int) -> int:
     return WEIGHT >> periods if 0 <= periods < PERIODS else 0
 
 
-def estimate(runs: Iterable[tuple[int, int, bool]]) -> Estimate | None:
-    """Return the expected value of a complete run, failed runs included; None if no complete run counts.
+Weighed = tuple[int, int, bool]
+"""One run: its weight, its value, and whether it was complete."""
 
-    Args:
-        runs: of each its weight, its value, and whether it was complete.
-    """
+
+def expected(runs: Iterable[Weighed]) -> int | None:
+    """Return the expected value of a complete run, failed runs included; None if no complete run counts."""
+    total = complete = 0
+    for weight, value, is_complete in runs:
+        total += weight * value
+        complete += weight * is_complete
+    return -(-total // complete) if complete else None
+
+
+def estimate(runs: Iterable[Weighed]) -> Estimate | None:
+    """Return the expected value of a complete run with its confidence; None if no complete run counts."""
     counted = [run for run in runs if run[0]]
-    complete = sum(weight for weight, _, is_complete in counted if is_complete)
-    if not complete:
-        return None
-    total = sum(weight * value for weight, value, _ in counted)
-    return Estimate(-(-total // complete), _confidence(counted), len(counted))
+    value = expected(counted)
+    return None if value is None else Estimate(value, _confidence(counted), len(counted))
 
 
-def _confidence(runs: list[tuple[int, int, bool]]) -> int:
+def _confidence(runs: list[Weighed]) -> int:
     weights = sum(run[0] for run in runs)
     mean = sum(run[0] * run[1] for run in runs) / weights
     spread = sum(run[0] * (run[1] - mean) ** 2 for run in runs) / weights

@@ -13,13 +13,14 @@ from backplane.errors import ConfigError
 from backplane.gateway import choice, journal
 from backplane.gateway.choice import PASSED_MAX, PERIOD_MS, RequestFacts, Standing, Times, order
 from backplane.gateway.journal import now, recent_ends
-from backplane.gateway.record import ExchangeEnd
+from backplane.gateway.record import ExchangeEnd, joined
 from backplane.gateway.routes import ModelRoutes, ModelTarget
-from backplane.testing import Fault, ModelServer, Turn
+from backplane.testing import Failure, Fault, ModelServer, ProtocolName, Turn
 from backplane.upstream.cost import Price
 from backplane.upstream.endpoint import Endpoint
 from backplane.upstream.failure import UpstreamFailure
 from backplane.upstream.measures import CIRCUIT_FAILURES, CIRCUIT_MS, RATE_LIMITED_MS
+from backplane.view.exchanges import exchange_facts
 from tests.gateway.ground import backend, gateway
 from tests.gateway.test_gateway import CHAT, MESSAGES, ask, said
 from tests.gateway.test_gateway_record import begin, end, write
@@ -227,6 +228,33 @@ def test_a_service_over_its_limit_is_passed_over_at_the_next_request() -> None:
     assert second.considered[1].endswith(" s: over its limit")
 
 
+def test_a_service_that_is_down_is_left_alone_after_three_requests() -> None:
+    down, here = Turn(fault=Fault(status=503), times=None), Turn(text="here", times=None)
+    with ModelServer(down) as one, ModelServer(here) as two:
+        with gateway({"a": backend(one, CHAT), "b": backend(two, CHAT)}, {"m": ["a", "b"]}) as gate:
+            for stream in (False, True, False, True):
+                assert said(gate, stream=stream)[0] == 200
+                assert gate.ends
+            ends = gate.ends
+        assert len(one.requests) == CIRCUIT_FAILURES
+    assert [line.tried for line in ends] == [("a: backend_unavailable",)] * CIRCUIT_FAILURES + [()]
+    assert ends[-1].considered[1].endswith(" s: failed 3 times in a row")
+
+
+@pytest.mark.parametrize("front", [CHAT, MESSAGES])
+def test_answers_that_break_off_are_failures_too(front: ProtocolName) -> None:
+    torn = Turn(text="so far and on", fault=Fault(failure=Failure(code="overloaded_error", message="busy")), times=None)
+    with (
+        ModelServer(torn) as one,
+        ModelServer(Turn(text="here", times=None)) as two,
+        gateway({"a": backend(one, MESSAGES), "b": backend(two, CHAT)}, {"m": ["a", "b"]}) as gate,
+    ):
+        for _ in range(CIRCUIT_FAILURES + 1):
+            said(gate, front, stream=True)
+            assert gate.ends
+        assert "".join(line.backend or "?" for line in gate.ends) == "aaab"
+
+
 def test_a_single_service_that_rests_is_asked_and_its_record_names_no_choice() -> None:
     busy = Turn(fault=Fault(status=429, headers={"retry-after": "60"}), times=None)
     with ModelServer(busy) as one, gateway({"a": backend(one, CHAT)}, {"m": "a"}) as gate:
@@ -245,6 +273,12 @@ def test_the_time_of_a_fallback_is_its_own() -> None:
         (found,) = gate.ends
     assert found.first_ms is not None
     assert 300 <= found.asked_ms <= found.first_ms
+
+
+def test_show_says_why_a_service_was_chosen() -> None:
+    considered = ("b/m: 12 ms", "a/m: rests 9 s: over its limit, time unknown")
+    found = joined(begin(1), None, end(1, backend="b", model="m", considered=considered), is_live=False)
+    assert exchange_facts(found, NOW)["chosen"] == "b/m: 12 ms; a/m: rests 9 s: over its limit, time unknown"
 
 
 # The record of earlier starts -----------------------------------------------------------------------------------------
