@@ -23,6 +23,7 @@ from backplane.config import BackendSettings, Settings
 from backplane.contract.approval import Decision
 from backplane.contract.events import Approval
 from backplane.contract.work import PolicyProfile
+from backplane.serve.editor import decision_of
 from backplane.testing import Call, Fault, ModelServer, Turn
 
 WAIT_S = 20.0
@@ -381,3 +382,15 @@ def test_wrong_requests_are_answered_with_the_reason(tmp_path: Path) -> None:
         id = one.new(tmp_path / "work")
         for prompt in BAD_PROMPTS:
             assert one.ask("session/prompt", sessionId=id, prompt=prompt)["code"] == -32602
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [({"outcome": {"outcome": "selected", "optionId": "reject"}}, "the user rejected"),
+     ({"outcome": {"outcome": "cancelled"}}, "gave no permission"), (None, "gave no permission"),
+     ({"outcome": {"outcome": "selected", "optionId": "other"}}, "gave no permission")],
+)  # fmt: skip
+def test_a_denial_says_that_the_user_rejected_only_if_that_is_so(answer: Any, words: str) -> None:
+    decision = decision_of(answer)
+    assert decision.decision == "deny"
+    assert words in (decision.reason or "")

@@ -107,9 +107,7 @@ class Gateway:
         if call.action == "count":
             return False
         code, words = None, str(error)
-        if isinstance(
-            error, BackplaneError
-        ):  # Its step is about the gateway's table and limits, the code's about runs.
+        if isinstance(error, BackplaneError):  # Its own step fits the gateway; that of its code is for runs.
             code, words = error.code, f"{error.message}; {error.hint}" if error.hint else error.message
         with suppress(BackplaneError):  # A full disk: the client gets its error.
             self._journal.write(ExchangeBegin(

@@ -120,7 +120,9 @@ def decision_of(answer: Any) -> Decision:
     chosen = outcome.get("optionId") if isinstance(outcome, dict) and outcome.get("outcome") == "selected" else None
     if chosen in (ALLOW, ALWAYS):
         return Decision("allow", remember="run" if chosen == ALWAYS else "once")
-    return Decision("deny", "the user rejected it in the editor")
+    if chosen == REJECT:
+        return Decision("deny", "the user rejected it in the editor")
+    return Decision("deny", "the editor gave no permission: it cancelled the question, or answered it otherwise")
 
 
 # Updates for an editor ------------------------------------------------------------------------------------------------
