@@ -1,4 +1,4 @@
-"""The place an agent works in, and what it changed there.
+"""Makes the folder in which an agent works, and finds what the agent changed there.
 
 A folder goes in; the agent works in a copy, or in the folder itself; a git patch comes out, which can be applied to the
 original later. `workspace` opens, compares and closes, with `staging` and `baseline`; `repo` is the run's repository of

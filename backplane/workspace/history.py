@@ -22,10 +22,10 @@ from backplane.workspace.repository import Repository, copy_index, find
 from backplane.workspace.tree import GIT_NAME, parent, printable, read_short
 
 LOG_S_MAX: Final = 5.0
-"""Seconds to search all commits for paths that may not be read; 2,000 commits take 0.1."""
+"""Maximum seconds to search all commits for paths that may not be read; 2,000 commits take 0.1 s."""
 
 REFS_MAX: Final = 100_000
-"""Refs of one repository; the largest public ones have some ten thousand."""
+"""Maximum number of refs of one repository; the largest public ones have some ten thousand."""
 
 ALTERNATES_DEPTH: Final = 5
 """Depth to which object folders that name further ones are followed; git's own limit."""
@@ -45,7 +45,7 @@ the original's index does, without running filters (LFS, line ends)."""
 
 _KNOWN_EXTENSIONS: Final = {"noop", "objectformat", "preciousobjects", "relativeworktrees", "worktreeconfig"}
 _OWN_PATHS: Final = (f"{GIT_NAME}/objects/info/alternates", f"{GIT_NAME}/packed-refs")
-"""A rule that names these closes git's own folder, in the original and in the copy."""
+"""Paths in git's own folder; a rule that matches one of them prevents sharing the history."""
 
 _SPARSE: Final = b"sdir\0\0\0\0"
 """Extension of an index that has folders in place of their files; git needs the trees to read it."""
@@ -65,12 +65,12 @@ class History(msgspec.Struct, frozen=True):
     """The parts of a repository from which its copy is made."""
 
     git_dir: Path
-    """The original's, with its index."""
+    """The original's repository folder, with its index."""
     objects: Path
     """The original's object folder."""
     head: str
     refs: Mapping[str, str]
-    """Object, or `ref: NAME` for a symbolic ref, by full name."""
+    """Full name of a ref → its object, or `ref: NAME` for a symbolic ref."""
     shallow: bytes
     config: str
 
@@ -244,7 +244,7 @@ def _refs(common: Path) -> dict[str, str]:
 
 
 def _check_paths(found: History, repo: Repo, tracked: Collection[str], selection: Selection) -> None:
-    """Look at every path that the index or a commit has; raises `Unshared` for the first that is left out."""
+    """Check every path in the index or in a commit; raises `Unshared` for the first that must not be shared."""
     judged: dict[str, bool] = {"": False}
 
     def is_hidden(path: str) -> bool:
@@ -264,7 +264,7 @@ def _check_paths(found: History, repo: Repo, tracked: Collection[str], selection
 def _paths_of_commits(found: History, repo: Repo) -> Iterator[str]:
     """Yield every path that a commit added, from all refs and HEAD.
 
-    Every path was added by some commit: compared with its only parent, with none, or in a merge with all parents.
+    Every path in the history was added by some commit: a usual one, one without a parent, or a merge.
     """
     names, shallow = repo.folder / "names", repo.folder / "shallow"
     words = ("log", "--ignore-missing", "--format=", "--name-only", "-z", "--no-renames", "--diff-filter=A")

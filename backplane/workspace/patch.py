@@ -1,4 +1,4 @@
-"""A run's patch in its folder.
+"""Writes and reads a run's patch in the run's folder.
 
 `patch.diff` is for people and `git apply`. `patch.json`, the record, names the workspace, and the state in the run's
 repository from which `apply_patch` knows each file before and after.
@@ -28,7 +28,7 @@ RECORD_BYTES_MAX: Final = 64 << 10
 """Size in bytes of the longest record that is read; it has one path and some short values."""
 
 NAMES_MAX: Final = 10
-"""Number of files that an error names; of the rest it says how many they are."""
+"""Maximum number of files that an error names; the others are counted."""
 
 Kind = Literal["added", "deleted", "modified", "renamed", "mode"]
 
@@ -71,7 +71,7 @@ def _quoted(raw: bytes) -> str:
 
 
 def failure(fact: str, hint: str | None = None) -> WorkspaceError:
-    """Make an error of this room."""
+    """Return a `WorkspaceError` with the code of this package."""
     return WorkspaceError(CODE, fact, hint=hint)
 
 
@@ -82,10 +82,10 @@ def names(paths: list[str]) -> str:
 
 
 class PatchRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The record beside a patch; a run that has not ended has one of its first checkpoint, without a patch."""
+    """The record beside a patch; at the first checkpoint of a live run, a record without a patch is written."""
 
     root: str
-    """The workspace."""
+    """Path of the workspace."""
     mode: str
     tree: str = ""
     """Git's name of the state at the end."""
@@ -100,7 +100,7 @@ class PatchRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @contextlib.contextmanager
 def whole(run_dir: Path) -> Iterator[None]:
-    """Remove a former patch, and what the block has written if it fails.
+    """Remove an earlier patch, and if the block fails, also what it has written.
 
     Raises:
         WorkspaceError: `execution_workspace_error`, a file of the patch cannot be written.
@@ -191,7 +191,7 @@ def load(run_dir: Path, record_sha256: str | None = None) -> SavedPatch:
     if not record.tree:
         raise failure(f"there is no patch in '{printable(str(run_dir))}'", "name a run that has finished")
     path = run_dir / PATCH_NAME
-    # Its size first: a pipe has none, and a hole is not worth reading.
+    # The size first, so that no pipe and no huge sparse file is read.
     if os.lstat(path).st_size != record.bytes or hash_of(path) != record.sha256:
         raise failure(f"'{PATCH_NAME}' is not what the run left", "to use an edited patch, give it to 'git apply'")
     return _saved(run_dir, record, record.tree)

@@ -1,4 +1,4 @@
-"""A bare repository of ours with the contents and states of one run's workspace.
+"""Keeps the contents and states of one run's workspace in a bare repository of ours.
 
 Git is only ever run on such a repository, with its configuration and no other, and without a work tree. So nothing in
 an untrusted tree (hooks, attributes, filters, nested repositories) can start a program. Objects are written and read
@@ -33,10 +33,11 @@ GIT_S_MAX: Final = 60.0
 """Seconds for one git call; a diff of 20,000 changed files takes some seconds, one of 1.5 GiB in 25 files three."""
 
 OUTPUT_BYTES_MAX: Final = 4 << 30
-"""Most bytes of a patch; a workspace's quota is met long before."""
+"""Maximum size of a patch in bytes; a workspace's quota is far smaller."""
 
 RENAMES_MAX: Final = 1000
-"""Added times deleted files, root of, that git compares by content; git's own default. Exact renames have no limit."""
+"""Limit of git's search for renames by content, its default: added times deleted files is at most its square. Exact
+renames have no limit."""
 
 _STATES: Final = "refs/states"
 
@@ -65,7 +66,7 @@ _CONFIG: Final = """[core]
 [extensions]
 \tobjectformat = """
 
-# Highest in precedence: it overrides every `.gitattributes`.
+# This file overrides every `.gitattributes`.
 _ATTRIBUTES: Final = "* -text !eol !crlf -ident !filter -working-tree-encoding !diff !merge !whitespace\n"
 
 
@@ -80,7 +81,7 @@ class DiffRow(msgspec.Struct, frozen=True):
 
 
 class Repo:
-    """A repository that exists.
+    """An existing repository of ours.
 
     Args:
         code: code of its errors.
@@ -97,13 +98,13 @@ class Repo:
         self._known: set[bytes] = set()
         """Names of the objects that were stored by this instance."""
         self._packs: list[PackReader] | None = None
-        """The packs that were there at the last look."""
+        """The packs that were found last; None before the first search."""
 
     @classmethod
     def create(
         cls, folder: Path, code: str = CODE, stopped: Callable[[], bool] = lambda: False, *, sha256: bool = False
     ) -> Repo:
-        """Make an empty repository; a former one is removed. Raises OSError, WorkspaceError."""
+        """Make an empty repository in place of an earlier one. Raises OSError, WorkspaceError."""
         remove_tree(folder)
         folder.mkdir(mode=0o700)
         for part in ("objects/pack", "objects/info", _STATES, "info"):
@@ -167,10 +168,10 @@ class Repo:
 
     @contextmanager
     def storing(self, *, again: bool = False) -> Iterator[PackWriter]:
-        """Store what the block gives to the writer in one pack, or nothing if it fails. Raises OSError.
+        """Store the objects that the block gives to the writer in one pack, or none if the block fails. Raises OSError.
 
         Args:
-            again: store also what another pack has.
+            again: True to store objects even if another pack has them.
         """
         writer = PackWriter(self.folder / "objects/pack", set() if again else self._known, sha256=self.sha256)
         try:
@@ -188,7 +189,7 @@ class Repo:
         return EMPTY_TREES[self.sha256]
 
     def keep(self, name: str, tree: str) -> None:
-        """Name a state, so that `slim` leaves it. Raises OSError."""
+        """Name a state, so that `slim` keeps it. Raises OSError."""
         unfinished = self.folder / "state"
         unfinished.write_text(f"{tree}\n")
         unfinished.rename(self.folder / _STATES / name)
@@ -233,7 +234,7 @@ class Repo:
         """Yield the content of one of this repository's own objects.
 
         Raises:
-            WorkspaceError: it is missing; or after the last piece: it is another content.
+            WorkspaceError: it is missing; or, after the last piece, the content does not match its name.
             OSError: it cannot be read.
         """
         digest = new_hash(sha256=self.sha256)
@@ -251,7 +252,7 @@ class Repo:
             raise self._lost()
 
     def _find(self, oid: str) -> Iterator[bytes]:
-        """Yield an object from its pack, or from a file of its own, with its kind and size first."""
+        """Yield an object from its pack or its own file, in pieces, its kind and size first."""
         name = bytes.fromhex(oid)
         if self._packs is None:
             self._packs = [PackReader(path) for path in sorted((self.folder / "objects/pack").glob("*.idx"))]

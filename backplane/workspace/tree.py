@@ -20,13 +20,13 @@ from backplane.errors import PolicyError, WorkspaceError
 from backplane.policy.globs import Globs, compile_globs
 
 PATHS_CHARS_MAX: Final = 64 << 20
-"""Characters of all paths of a tree, enough for a million paths of 64; a tree with more is refused."""
+"""Maximum characters of all paths of a tree, enough for a million paths of 64; a larger tree is refused."""
 
 READ_BYTES: Final = 1 << 20
 """Size in bytes up to which a file is copied through memory, with one read and one write; the kernel copies others."""
 
 GIT_NAME: Final = ".git"
-"""Name that is left out at every depth: the user's repository, a submodule's, or a file that points to one."""
+"""Name that is left out at every depth: a repository, or a file that points to one."""
 
 _GIT_SHORT: Final = "git~1"
 """Short name of `.git` on Windows; git refuses it everywhere."""
@@ -94,7 +94,7 @@ class Scope(msgspec.Struct, frozen=True):
     ours: tuple[str, ...] = ()
     """Names of our own folders in the tree (`names_below`), which are left out with their content."""
     mend: bool = False
-    """If True, files and folders without rights are given them; only for a copy of ours."""
+    """True to add missing rights to files and folders; only for a copy of ours."""
 
     def fail(self, fact: str, hint: str | None = None) -> WorkspaceError:
         return WorkspaceError(self.code, fact, hint=hint)
@@ -131,7 +131,7 @@ def printable(path: str) -> str:
 
 
 def unguessable() -> str:
-    """Return a random part of a name, so that no other program has made a file of this name."""
+    """Return a random part for a file's name, which no other program can guess and use before."""
     # `secrets` and `tempfile` would do the same, but take longer to import.
     return os.urandom(8).hex()
 
@@ -212,10 +212,10 @@ def _read_folder(root: str, folder: Entry, listing: Listing, scope: Scope) -> li
 
 
 def open_folder(root: str, folder: Entry, *, mend: bool = False) -> int:
-    """Open a folder of a listing, and no other one that stands in its place or behind a link now.
+    """Open a folder of a listing; fail if another folder or a link has replaced it.
 
     Args:
-        mend: give this user the right to it if that is missing.
+        mend: True to add this user's missing rights to the folder.
 
     Raises:
         OSError: ESTALE if it is another folder.
@@ -237,11 +237,11 @@ def open_folder(root: str, folder: Entry, *, mend: bool = False) -> int:
 
 
 def give_rights(path: str, mode: int) -> None:
-    """Change the mode of a file or folder, and of nothing that a link in its place points to. Raises OSError."""
+    """Change the mode of a file or folder, without following a link. Raises OSError."""
     if not hasattr(os, "O_PATH"):  # pragma: no cover - not Linux, where a link is not followed when asked not to be
         os.chmod(path, mode, follow_symlinks=False)
         return
-    # A handle of this kind cannot be swapped, and needs no right to read the file.
+    # `O_PATH` pins the file, and needs no right to read it.
     with opened(os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) as handle:
         os.chmod(f"/proc/self/fd/{handle}", mode)
 
@@ -253,7 +253,7 @@ def _sort_in(path: str, facts: os.stat_result, listing: Listing, scope: Scope, b
         return
     if scope.exclude is not None or scope.include is not None:
         try:
-            # A folder that `include` does not name is still looked through: `**/x.py` names what is in it.
+            # Folders that `include` does not match are searched, too: `**/x.py` may match files in them.
             excluded = scope.exclude is not None and scope.exclude.matches(path) is not None
             missed = not is_folder and scope.include is not None and scope.include.matches(path) is None
         except PolicyError as error:
@@ -270,9 +270,9 @@ def _sort_in(path: str, facts: os.stat_result, listing: Listing, scope: Scope, b
 
 
 def names_below(root: Path, folders: Iterable[Path]) -> tuple[str, ...]:
-    """Return the names that lead to these folders below a root: as they were given, and with links followed.
+    """Return the paths of these folders below a root: as given, and with links followed.
 
-    In lower case, as not every disk tells letters apart.
+    They are in lower case, because some disks ignore case.
     """
     places = [place for folder in folders for place in (folder.absolute(), folder.resolve())]
     return tuple({str(place.relative_to(root)).lower() for place in places if place.is_relative_to(root)})
@@ -298,8 +298,8 @@ def paths_below(
     """Yield the path of every file, link and folder below a folder, in the same order each time.
 
     Args:
-        without: names of folders that are left out, with all that is in them.
-        onerror: called for a folder that cannot be read; None passes such a folder over.
+        without: names of folders that are left out with their content.
+        onerror: called for a folder that cannot be read; None skips such a folder.
     """
     for folder, folders, files in os.walk(root, onerror=onerror):
         folders[:] = sorted(name for name in folders if name not in without)
@@ -362,7 +362,7 @@ def remove_tree(path: Path) -> None:
     """
     try:
         if not path.is_dir() or path.is_symlink():
-            if os.path.lexists(path):  # A disk that cannot be written refuses to remove what is not there, too.
+            if os.path.lexists(path):  # A read-only disk also refuses to remove a missing file.
                 path.unlink(missing_ok=True)
             return
         try:
