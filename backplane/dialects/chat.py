@@ -578,7 +578,7 @@ def write_form(form: dict[str, Any], notes: LossLedger) -> tuple[str, dict[str, 
 
 
 def read_choice_of_tool(value: Json) -> dict[str, Any] | None:
-    """Read which tool the model must call: a mode, or a tool's name in or beside its kind; None for another form."""
+    """Read which tool the model must call: a mode or a tool's name; None for an unknown form."""
     if value in ("auto", "none", "required"):
         return {"mode": value}
     kind = kind_of(value)

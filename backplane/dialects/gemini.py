@@ -693,7 +693,7 @@ class StreamReader(BlockReader):
         if not self.began:
             self.began = True
             out.append(begun(_said(chunk, "responseId"), _said(chunk, "modelVersion")))
-        # Before the parts, as another vendor's first event has the tokens of the request.
+        # Usage is read before the parts, because in other dialects the first event has the tokens of the request.
         usage = _said(chunk, "usageMetadata")
         if usage is not None and usage != self.usage:
             self.usage = usage

@@ -1,4 +1,4 @@
-"""The neutral form between dialects: types for requests, answers, streams, and the losses of a translation.
+"""Defines the neutral form between dialects: requests, answers, streams, and the losses of a translation.
 
 A dialect reads its vendor's JSON into these values, and writes JSON from them. Members without a portable form stay in
 `ext`, by dialect, and are written only to the dialect that they came from. The values are never sent, so their types
@@ -58,9 +58,9 @@ class Part(Node, frozen=True, kw_only=True, gc=False):
     """One block of a message."""
 
     signature: str | None = None
-    """The vendor's proof that it made this block; other vendors cannot use it."""
+    """The vendor's proof that it made this block, if any; other vendors cannot use it."""
     cache: dict[str, Any] | None = None
-    """A breakpoint of the prompt cache after this block; `{"ttl": …}`, or empty for the vendor's own lifetime."""
+    """A breakpoint of the prompt cache after this block, if any: `{"ttl": …}`, or `{}` for the vendor's lifetime."""
 
 
 class Text(Part, frozen=True, kw_only=True, gc=False):
@@ -75,9 +75,9 @@ class Thinking(Part, frozen=True, kw_only=True, gc=False):
 
     text: str
     redacted: str | None = None
-    """Thinking that only its vendor can read; `text` is then empty."""
+    """Thinking that only the vendor can read, if any; `text` is then empty."""
     field: str | None = None
-    """Name of the native member that had the thinking, if vendors use different ones."""
+    """Name of the native member that had the thinking; None if the dialect has only one."""
 
 
 class Refusal(Part, frozen=True, kw_only=True, gc=False):
@@ -232,7 +232,7 @@ class Candidate(Node, frozen=True, kw_only=True, gc=False):
 
     message: Message
     stop: Stop | None = None
-    """None while the answer is not complete."""
+    """The reason for which the answer ended; None while it is not complete."""
     stop_raw: str | None = None
     """The vendor's own stop reason; it is written again while it means the same as `stop`."""
     stop_sequence: str | None = None
@@ -248,14 +248,14 @@ class Answer(Node, frozen=True, kw_only=True, gc=False):
     id: str | None = None
     model: str | None = None
     created: int | float | None = None
-    """Seconds since 1970."""
+    """Time of the response in seconds since 1970; None if unknown."""
     usage: TokenCounts | None = None
     error: str | None = None
     """The vendor's own text of an error; None without an error."""
     error_type: str | None = None
     """One of `vendor.ERROR_TYPES`; None for another error."""
     raw: Json = None
-    """See `Conversation.raw`."""
+    """The document that was read; see `Conversation.raw`."""
 
 
 # Streams --------------------------------------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One of `LOSS_CODES`."""
     reason: str
     size_chars: int | None = None
-    """Length of the value as JSON."""
+    """Length of the value as JSON; None if there is no value."""
     chunk: int | None = None
     """Index of the stream's chunk that was lost, or that contained the loss.
 

@@ -1,4 +1,4 @@
-"""Changes conversations to fit limits that servers document and their types do not have.
+"""Changes conversations to fit limits of servers that the neutral types do not express.
 
 Names and ids are mapped injectively and without stored state: a name has the same spelling in every turn.
 """

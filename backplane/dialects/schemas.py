@@ -156,7 +156,7 @@ def _both(one: Schema, other: Schema) -> Schema:
 
 
 def _no_reference(schema: Schema) -> Rewritten:
-    """Replace a reference at the top by its schema; remove a reference without one."""
+    """Replace a reference at the top by the referenced schema; remove one that refers to no schema."""
     out, seen = schema, set[int]()
     while "$ref" in out:
         found = _target(out["$ref"], schema)

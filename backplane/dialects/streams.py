@@ -1,4 +1,4 @@
-"""Streams in the neutral form: shared classes that read chunks, add events up to an answer, and write chunks.
+"""Shared classes for streams: they read chunks into events, collect events into an answer, and write chunks.
 
 Each stream has its own object; a vendor's file reads its chunks and gives the templates of the chunks to write.
 """
@@ -66,7 +66,7 @@ def _unrepeated(texts: list[str]) -> list[str]:
 
 
 class Accumulator:
-    """Adds up a stream's events to an answer.
+    """Collects a stream's events into an answer.
 
     Args:
         dialect: name of the stream's dialect, for the answer and its `ext`.
@@ -346,7 +346,7 @@ class BlockWriter:
     has_refusals = True
     """True if the target has blocks for refusals."""
     cites_at_end = False
-    """True if the end of a block contains its citations; no stream accepts another vendor's signature."""
+    """True if the target sends the citations of a block at its end."""
     takes_objects = False
     """True if arguments must be an object; the free text of a call then becomes its member `input`."""
 

@@ -64,7 +64,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     error_head: Mapping[str, Json] = {}
     """Members beside the member `error`."""
     limits: ServerLimits = ServerLimits()
-    """Limits that the server documents and its types do not have."""
+    """The server's documented limits that the types of its API do not express."""
     normal: Callable[[Json], Json] = same
     """Converts a document to the main spelling of its members, if the vendor accepts two."""
     aliases: Mapping[str, str] = {}
