@@ -233,7 +233,7 @@ def _execute(argv: "list[bytes]", env: "dict[bytes, bytes]") -> None:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as fault:
-            failure = fault  # Report a file that cannot run rather than folders without one.
+            failure = fault  # Report a file that cannot be run, rather than a folder without the file.
     raise failure
 
 

@@ -148,7 +148,7 @@ def _inside(
 
 
 def _outside(root: str, homes: tuple[str, ...], reads: Globs) -> dict[str, bool] | None:
-    """Find the paths in the upper folders of the home folders that may not be read; a link counts as its target.
+    """Find unreadable paths in the first `HOME_DEPTH` levels of the home folders; a link counts as its target.
 
     Returns:
         Path → True for a folder; None if there are too many paths to search or cover.

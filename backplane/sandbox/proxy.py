@@ -269,7 +269,7 @@ async def _connect(
     """
     with anyio.move_on_after(CONNECT_S_MAX):
         try:
-            # Not in the loop's own threads: all runs share those, and the loop's end waits for each of them.
+            # Use a thread of our own: all runs share the loop's threads, and the loop's end waits for each of them.
             async with names:
                 found = await in_daemon(functools.partial(_look_up, host, port))
         except (OSError, UnicodeError) as error:
