@@ -237,7 +237,10 @@ class Approvals:
         return self.host.line.send(approvals.answer(ask, decision))
 
     def _answer(self, ask: wire.Ask, decision: Decision, *, by: str) -> list[Events]:
-        """Make the answer; if it is too long, a denial without a reason; if that is too long, too, end the run."""
+        """Make the answer, and return its event; deny the ask if the answer is too long for a line.
+
+        If even the denial is too long, because of the ask's id, end the run.
+        """
         try:
             line = self._line_of(ask, decision)
         except ProtocolError as too_long:

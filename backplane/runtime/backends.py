@@ -229,7 +229,7 @@ def find(name: str, settings: Settings, environ: Mapping[str, str]) -> ProcessBa
 
 
 class BackendRow(msgspec.Struct, frozen=True):
-    """A backend's settings about its host; this machine is not looked at.
+    """A backend's settings about its host, read without a look at this machine.
 
     Attributes:
         argv: the host's command.

@@ -239,7 +239,7 @@ def _used(connection: sqlite3.Connection, store: Store, parent: str) -> Amount:
 
 
 def _used_of(store: Store, run_id: str, share: Amount) -> Amount:
-    """Return what a child that has ended has used; at least its share of what is uncertain."""
+    """Return what an ended child has used; for an uncertain amount, at least its share."""
     row = store.find(run_id)
     if row.reason == "refused":
         return Amount(0, 0)
@@ -249,7 +249,7 @@ def _used_of(store: Store, run_id: str, share: Amount) -> Amount:
         return share
     is_whole = row.reason in COUNTED  # Otherwise the reported usage may lack a last call.
     proxy = receipt.backplane.get("key_proxy")
-    # A cut answer is in the proxy's cost, at the most, but its tokens are in no counter.
+    # The proxy's cost includes the most that a cut answer can cost, but no counter has its tokens.
     is_cut = isinstance(proxy, dict) and proxy["answers"]["uncounted"] > 0
     used, is_known = amount_of(receipt.usage), Amount(is_whole, is_whole and not is_cut)
     return Amount(

@@ -77,7 +77,7 @@ class HostChannel:
         self.wake()
 
     def excuse(self, seconds: float) -> None:
-        """Exclude time in which we did not read from the host's silence."""
+        """Do not count time in which this process did not read as silence of the host."""
         self._since = min(self._since + seconds, time.monotonic())
 
     def wake(self) -> None:

@@ -54,7 +54,7 @@ class AnswerCommand(_Command, frozen=True, kw_only=True, tag="answer"):
     decision: Literal["allow", "deny"]
     reason: str = ""
     text: str | None = None
-    """The answer in words, for a question that asks for words."""
+    """The answer in words, for a question that asks for words; None for other questions."""
     remember: Remember = "once"
     """`run` to give the same answer for this tool until the run ends."""
 
@@ -85,7 +85,10 @@ _read_reply: Final = msgspec.json.Decoder(DoorReply).decode
 
 
 def find_ask(asks: Mapping[str, Approval], given: AnswerCommand) -> tuple[str, str | None]:
-    """Find the open question that an answer is for; return its id, and the answer's text with an option's label.
+    """Find the open question that an answer is for.
+
+    Returns:
+        The question's id, and the answer's text, in which an option's number became its label; None without a text.
 
     Raises:
         ConfigError: `config_invalid`, no or several open questions fit the id, or the answer does not fit the question.

@@ -186,7 +186,7 @@ class Drive:
         while not ending.is_decided:
             await self._hear(host)
         if self.plane.warm is not None and self.place.setup is not None:
-            self.plane.warm.expect(self.place.setup)  # Only now: earlier, its start would slow that of this agent.
+            self.plane.warm.expect(self.place.setup)  # Only now, as its start would slow down the start of this agent.
 
     async def _hear(self, host: HostChannel) -> None:
         """Process the next output of the host, and wait until the run's reader has taken the events."""
@@ -274,7 +274,7 @@ class Drive:
             self.record.report(name, value, fact)
 
     def _warnings(self, host: HostChannel, workspace: Workspace | None) -> Iterator[tuple[str, Json, str]]:
-        """Yield what of the order or the hello has no effect, and what the agent does not get: name, values, text."""
+        """Yield what has no effect in the order or the hello, and what the agent lacks, as name, values and text."""
         facts = self.facts
         if unheard := host.line.hello_unheard:
             shown = ", ".join(f"`{name}` is {text}" for name, text in unheard.items())
@@ -401,7 +401,7 @@ class Drive:
         )
 
     async def _reseal(self) -> None:
-        """Seal and store the run from its journal alone after an exception; a receipt that is stored already counts."""
+        """Seal and store the run from its journal after an exception; if a receipt is already stored, use that one."""
         ending, folder = self.ending, self.plane.state_folder
         assert ending.end is not None
         code = ending.end.code or "internal"

@@ -27,7 +27,7 @@ AHEAD: Final = 1
 
 
 class EventStream:
-    """The events that no reader has taken yet.
+    """Holds the events that no reader has taken yet.
 
     Attributes:
         ended: set once the last event has been added and the run is sealed.
@@ -42,7 +42,7 @@ class EventStream:
         """Set at the next change; None if no task waits for one."""
         self._is_dropped = False
         self._readers: list[weakref.ref[RunReader]] = []
-        """Iterators over the events, which count as long as they are referenced elsewhere."""
+        """Iterators over the events; one that is no longer referenced elsewhere is ignored."""
 
     def add(self, batches: Iterable[Events]) -> None:
         """Add events without a wait for the reader."""
@@ -89,7 +89,7 @@ class EventStream:
         self._readers = [*(known for known in self._readers if known() is not None), weakref.ref(reader)]
 
     async def drained(self) -> None:
-        """Wait for the end of the run; without a reader in another task, discard its events."""
+        """Wait for the end of the run; discard its events if no other task reads them."""
         while not self.ended.is_set():
             if self.is_read_elsewhere():
                 with anyio.move_on_after(READER_LOOK_S):
@@ -129,7 +129,7 @@ class RunReader:
         return self
 
     def is_elsewhere(self) -> bool:
-        """Return True if another task made this, and still runs as far as is known: trio does not tell that."""
+        """Return True if another task made this iterator and still runs; under trio, an ended task counts, too."""
         has_ended = self._task is not None and self._task.done()
         return not has_ended and self._task_id != anyio.get_current_task().id
 

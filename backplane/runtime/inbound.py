@@ -61,7 +61,7 @@ class Inbound:
         """Tool names of the calls without a result, by the call's id or, without one, by the tool's name; cleared if a
         turn ends for another reason than its tools."""
         self.wait_s = 0.0
-        """Seconds that the host may be silent beside the limits, as it waits for a limit of its model's service."""
+        """Seconds that the host may be silent in addition, while it waits for a limit of its model's service."""
         self._expects_raw = facts.settings.get("mode") == "passthrough"
         """True if the order asks for the vendor's own messages, and none has come yet."""
         self._splits = Splits(facts.redactor) if facts.redactor.forms else None
@@ -196,7 +196,7 @@ class Inbound:
         return [*self.flush(), *self._adopt_trace(trace if isinstance(trace, list) else [])]
 
     def _adopt_trace(self, trace: list[Json]) -> list[Events]:
-        """Use a final's trace as events, and mark them so, if none were streamed; else record the trace as a claim."""
+        """Use the trace of a `final` as events, after a note about it, if none were streamed; else as a claim."""
         if not trace:
             return []
         if self._facts.accepted:

@@ -1,4 +1,4 @@
-"""Runs hosts that are functions of this process and speak the protocol as a child does; a replay is one, too."""
+"""Runs hosts that are functions of this process, such as replays; they use the same protocol as a child."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class RunPlace:
         return setup
 
     def _spent(self, use: KeyUse) -> None:
-        """Hold what the model's service counted so far against the order's budgets, lost answers at the most."""
+        """Compare the service's usage so far with the order's budgets; a lost answer counts with the most it can cost."""
         facts, meter = self._facts, use.meter
         facts.spent(meter.tokens_most, 0, meter.spent.usage().estimated_cost_usd, meter.unknown)
         if facts.limit is not None:
@@ -266,7 +266,7 @@ class RunPlace:
             added["key_proxy"] = facts.clean_json(kept | setup.key_use.to_wire())
 
     def remove(self) -> None:
-        """Remove the copy and the host's folders, and close the journal; blocking. The next start tries again."""
+        """Remove the copy and the host's folders, and close the journal; blocking. The next start removes the rest."""
         state, workspace = self._start.state, self.made
         try:
             if self.setup is not None:

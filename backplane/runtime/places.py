@@ -1,4 +1,4 @@
-"""Places for runs: a control plane runs a bounded number at once, and the others wait by priority."""
+"""Limits how many runs a control plane executes at once; the others wait by priority."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from backplane.contract.canonical import Json
 from backplane.errors import BackendError
 
 WAITING_MAX: Final = 1024
-"""Runs that wait for a place: a caller with more than that has a queue of its own."""
+"""Maximum number of runs that wait for a place; a caller with more should use a queue."""
 
 NORMAL: Final = 1
-"""Rank of the priority `normal`, as `routing.task.RANKS` has it."""
+"""Rank of the priority `normal`, the same as in `routing.task.RANKS`."""
 
 
 def rank_of(route: Json) -> int:
@@ -29,10 +29,10 @@ def rank_of(route: Json) -> int:
 
 
 class Places:
-    """A semaphore that serves the highest rank first, and within a rank the first that came.
+    """A semaphore that serves the highest rank first, and within a rank the task that has waited longest.
 
     Args:
-        count: places there are.
+        count: number of places.
     """
 
     def __init__(self, count: int) -> None:
@@ -49,7 +49,7 @@ class Places:
         """Wait until a run may start.
 
         Args:
-            rank: a waiter with a higher one goes first.
+            rank: rank of the run; a higher one is served first.
 
         Raises:
             BackendError: `rate_limit_exceeded`, too many wait already.

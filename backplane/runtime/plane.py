@@ -116,7 +116,7 @@ class ControlPlane:
         self._tidier: ThreadPoolExecutor | None = None
         """Removes the folders of ended runs; None before the first run has ended."""
         self.sender = _sender(self.environ)
-        """Sends ended runs to a collector; None sends none. A caller that replaces the sender must call its `leave`."""
+        """Sends ended runs to a collector, if not None; code that replaces the sender must call its `leave`."""
         self.layers: Probe | None = None
         """Which sandbox layers this machine has; None if they are to be probed once they are needed."""
 

@@ -201,7 +201,7 @@ def _at(order: WorkOrder, root: str) -> WorkOrder:
 
 
 def _heeds(hello: wire.Hello, setting: str) -> bool:
-    """Return True if a host itself heeds a setting; a control plane passes it on to hosts that it does not name."""
+    """Return True if a host heeds a setting; False for a control plane, whose own hosts may differ."""
     return hello.heeds is not msgspec.UNSET and hello.backends is msgspec.UNSET and setting in hello.heeds
 
 

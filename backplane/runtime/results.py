@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """Options for applying a result."""
+    """Options for `apply_result`."""
 
     at: str | None = None
     """Name or id of a checkpoint; None for the state at the end."""

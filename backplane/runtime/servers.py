@@ -81,7 +81,7 @@ def with_call_limit(order: WorkOrder, limit_s: float) -> WorkOrder:
 def servers_of(listed: Iterable[object]) -> dict[str, tuple[str, ...]]:
     """Return the MCP servers of these rows: name → the words of the row that may name files.
 
-    A row that cannot be read is left to the host to name.
+    Rows that cannot be read are skipped, because the host reports them.
     """
     found: dict[str, tuple[str, ...]] = {}
     for row in listed:

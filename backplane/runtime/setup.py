@@ -105,7 +105,7 @@ class HostSetup:
             self.contained = await anyio.to_thread.run_sync(self._contain, program, self.sandbox, staged)
 
     def following(self) -> HostSetup:
-        """Return the setup of a host that waits for the next order like this one: the same plan in other folders."""
+        """Return a setup with the same plan in other folders, for a host that waits for the next order of this kind."""
         made = HostSetup(self.start, self.order, self.policy, str(uuid.uuid4()))
         made.key, made.sandbox = self.key, copy.copy(self.sandbox)
         made.contained = _renamed(self.contained, self.name, made.name)
@@ -157,7 +157,7 @@ class HostSetup:
         """Return a context manager that starts the host, and ends it after the block.
 
         Args:
-            ready: awaited while the sandbox is made, before the host starts.
+            ready: awaited while the sandbox is made, before the host starts; None waits for nothing else.
         """
         backend, environ = self.start.backend, self.start.environ
         if not isinstance(backend, ProcessBackend):
