@@ -117,7 +117,7 @@ class Sse(_Framing):
         return out
 
     def finish(self) -> list[Json]:
-        """Return what the end of the stream has cut."""
+        """Take the end of the stream; return a last document without its end mark, if it is complete."""
         line = bytes(self._begun)
         self._begun.clear()
         if line[:5] == b"data:":
@@ -235,7 +235,7 @@ class Detecting:
         return self.inner.feed(data)
 
     def finish(self) -> list[Json]:
-        """Return what the end of the stream has cut."""
+        """Take the end of the stream; return a last document without its end mark, if it is complete."""
         return [] if self.inner is None else self.inner.finish()
 
     @property
