@@ -158,7 +158,7 @@ class RunPlace:
         return setup
 
     def _spent(self, use: KeyUse) -> None:
-        """Compare the service's usage so far with the order's budgets; a lost answer counts with the most it can cost."""
+        """Compare the service's usage so far with the order's budgets; a lost answer counts at its maximum."""
         facts, meter = self._facts, use.meter
         facts.spent(meter.tokens_most, 0, meter.spent.usage().estimated_cost_usd, meter.unknown)
         if facts.limit is not None:
