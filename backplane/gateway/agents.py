@@ -127,7 +127,7 @@ class AgentExchange:
     def _note(self, run: Run) -> None:
         """Copy the run's tokens, cost and failure into the report."""
         usage = run.stored.usage
-        if usage.input_tokens is not None and usage.output_tokens is not None:  # Else they would be shown as 0.
+        if usage.input_tokens is not None and usage.output_tokens is not None:  # Otherwise they would be shown as 0.
             self.report.tokens = TokenCounts(
                 input=usage.input_tokens, output=usage.output_tokens, cache_read=usage.cache_read_tokens,
                 cache_write=usage.cache_write_tokens,

@@ -47,7 +47,7 @@ def response_of(document: Any) -> dict[str, Any] | None:
 
 
 def date(chunk: dict[str, Any], now_s: int) -> None:
-    """Write the time into an answer, or a piece of it, whose dialect has one and whose service said none."""
+    """Write the present time into an answer or a piece of one, if its dialect has a time and the service gave none."""
     inner = chunk.get("response")
     for whole in (chunk, inner if isinstance(inner, dict) else {}):
         for name in ("created", "created_at"):
@@ -210,7 +210,7 @@ class Translating:
         return [self._frames.write(chunks)] if self._stream and chunks else []
 
     def _name(self, chunks: Sequence[Any]) -> None:
-        """Write an answer's time, and an id of our own for Responses: a service's may be one of another client."""
+        """Write the time into chunks, and for Responses our own id, as a service's id may be one of another client."""
         for chunk in chunks:
             date(chunk, self._now_s)
         if self._front is not RESPONSES:

@@ -23,7 +23,7 @@ BODY_BYTES_MAX: Final = 1024 * 1024
 """Bytes kept of each request and of each answer; an agent's requests have about 100 KB. The rest is cut off."""
 
 COPY_BYTES_MAX: Final = BODY_BYTES_MAX + 64 * 1024
-"""Bytes in which secrets are looked for: one may begin within the kept ones and end behind them."""
+"""Bytes that are searched for secrets; a secret may begin within the kept bytes and end after them."""
 
 FILE_BYTES_MAX: Final = 128 * 1024 * 1024
 """Bytes of a file after which it is renamed, in place of an older one, and a new file begins."""
@@ -74,15 +74,15 @@ class Bodies:
         return text.encode()[:BODY_BYTES_MAX].decode("utf-8", "ignore")
 
     def _joined(self, answer: bytes) -> bytes:
-        """Return an answer; a stream with a secret in its texts is written anew without it, event by event.
+        """Return an answer; if it is a stream with a secret in its texts, rewrite its events without the secret.
 
-        A model may repeat a secret a few letters an event, so no event has the whole of it. An event that is not
-        whole, as the last one of a stream that broke off, may have the rest of one, so it is left out.
+        A model may repeat a secret in pieces of a few letters, so no single event contains it. An incomplete event,
+        such as the last one of a stream that broke off, may contain the end of a secret, so it is left out.
         """
         split = framing.Detecting()
         try:
             documents = [*split.feed(answer), *split.finish()]
-        except BackplaneError:  # An event over the limit; the answer is cut long before.
+        except BackplaneError:  # One event is over the limit of its framing.
             return answer
         skipped = split.inner.skipped if split.inner is not None else 0
         if len(documents) + skipped < 2:
@@ -101,16 +101,16 @@ class Bodies:
 
 
 class _Place(NamedTuple):
-    """Where a piece of a text stands in an event."""
+    """The place of a piece of text in an event."""
 
     text: object
-    """Equal for the pieces of one text."""
+    """Identifies the text; equal for all pieces of one text."""
     holder: Any
     member: str | int
 
 
 def _texts(document: Json) -> list[_Place]:
-    """Return the texts of an event: a text goes on at the same path of a later one, with the same numbers beside it."""
+    """Return the places of all texts in an event; pieces of one text have the same path and the same `_NUMBERS`."""
     found: list[_Place] = []
     waiting: list[tuple[Json, tuple[object, ...]]] = [(document, ())]
     while waiting:
@@ -127,4 +127,4 @@ def _texts(document: Json) -> list[_Place]:
 
 
 _NUMBERS: Final = ("type", "index", "output_index", "content_index")
-"""Members that tell the texts of one answer apart."""
+"""Members whose values distinguish the texts of one answer."""

@@ -1,7 +1,7 @@
-"""Chooses the order in which the services of a route are asked: by price, by measured times, those that rest last.
+"""Chooses the order in which the services of a route are asked: by price or measured time, and paused ones last.
 
-Strategies, unknown values and pauses are those of the router (`docs/guide/routing-rule.md`). The times are of this
-gateway's own exchanges, and rests are kept in memory.
+Strategies, unknown values and pauses are those of the router (`docs/guide/routing-rule.md`). The times are those of the
+gateway's own exchanges. Pauses are kept in memory.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
     from backplane.gateway.routes import ModelTarget
 
 PERIOD_MS: Final = 600_000
-"""A time counts half as much ten minutes later: the load of a service changes within the hour."""
+"""Milliseconds after which a time counts half as much; the load of a service changes within the hour."""
 
 TIMES_MAX: Final = 20
-"""Newest times of a service and model that count."""
+"""Number of the newest times that count, for each service and model."""
 
 PASSED_MAX: Final = 20
-"""Requests that pass a service over before one asks it for its time, if its newest time is a period old."""
+"""Requests that go to other services before one goes to this service to measure it, if its newest time is old."""
 
 TIMED: Final = ("latency", "balanced")
-"""Strategies that look at times."""
+"""Strategies that use measured times."""
 
 ANSWER_TOKENS: Final = 4_000
-"""Tokens that an answer without a limit is compared by; the router assumes as many."""
+"""Tokens of an answer without a limit, to compare prices; the router assumes the same number."""
 
 REQUEST_BYTES: Final = 4
-"""Bytes of a request for each token of an estimated count."""
+"""Bytes of a request that count as one token in an estimate."""
 
 
 def now_ms() -> int:
-    """Return the time in milliseconds since 1970."""
+    """Return the present time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
 class Times:
-    """The newest times of a service and model: to the first piece of a stream, or of whole answers.
+    """The newest times of a service and model: to a stream's first piece, or to the end of an answer without a stream.
 
     Attributes:
-        passed: requests that another service was chosen for since this one was.
+        passed: number of requests since this service was last chosen.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,13 @@ class Times:
         self.passed = 0
 
     def add(self, ended_ms: int, ms: int, *, is_complete: bool = True) -> None:
-        """Add the time of one request."""
+        """Add the time of one request.
+
+        Args:
+            ended_ms: when it ended, in milliseconds since 1970.
+            ms: the milliseconds that it took.
+            is_complete: False if it failed.
+        """
         self._rows.append((ended_ms, ms, is_complete))
         self._newest_ms = max(self._newest_ms, ended_ms)
 
@@ -66,12 +72,12 @@ class Times:
         return expected((weight(at, max(at, now), PERIOD_MS), ms, complete) for at, ms, complete in self._rows)
 
     def is_due(self, now: int) -> bool:
-        """Return True if the service has been passed over for so long that nobody knows its time now."""
+        """Return True if the service was not chosen for so long that its time is no longer known."""
         return self.passed >= PASSED_MAX and now - self._newest_ms >= PERIOD_MS
 
 
 class Standing:
-    """What the last requests to a service say of it: its times, and until when it rests."""
+    """State of one service after its last requests: its times, its failures, and the end of its pause."""
 
     def __init__(self) -> None:
         self._times: dict[tuple[str, bool], Times] = {}
@@ -80,15 +86,20 @@ class Standing:
         self._limited_until_ms = 0
 
     def times(self, model: str, *, stream: bool) -> Times:
-        """Return the times of a model; those of streams are apart."""
+        """Return the times of a model, either those of streams or those of other answers."""
         return self._times.setdefault((model, stream), Times())
 
     def note(self, failure: UpstreamFailure | None, now: int) -> bool:
-        """Note the end of a request; return True if the service failed, which its client did not cause."""
+        """Note the end of a request; return True if the service failed by its own fault.
+
+        Args:
+            failure: the failure of the request; None without one.
+            now: milliseconds since 1970, as in `rest`.
+        """
         if failure is None or not CODES[failure.code].retryable:
             self._failures = 0
             return False
-        if now >= self._circuit_until_ms:  # While it rests, requests from before fail, and those without another way.
+        if now >= self._circuit_until_ms:  # Failures in a pause do not prolong it.
             self._failures += 1
             self._circuit_until_ms = now + pause_ms(self._failures)
         if failure.code == "backend_rate_limited":
@@ -98,7 +109,7 @@ class Standing:
         return True
 
     def rest(self, now: int) -> str:
-        """Return how long the service rests, and why; empty if it does not."""
+        """Return a text that says how long the service pauses, and why; empty if it does not pause."""
         if now < self._limited_until_ms:
             return f"rests {_seconds(self._limited_until_ms - now)}: over its limit"
         if self._failures and now < self._circuit_until_ms:
@@ -111,27 +122,29 @@ def _seconds(ms: int) -> str:
 
 
 class RequestFacts(NamedTuple):
-    """What the choice looks at in a request."""
+    """Facts of a request that the choice depends on."""
 
     size: int
-    """Its bytes."""
+    """Bytes of the request."""
     longest: int | None
-    """Most tokens of its answer; None is no limit."""
+    """Maximum tokens of the answer; None if the request sets no limit."""
     stream: bool
 
 
 class Choice(NamedTuple):
-    """The services in the order in which they are asked, and of each a few words for the record."""
+    """The result of a choice."""
 
     targets: tuple[ModelTarget, ...]
+    """The services, in the order to ask them."""
     considered: tuple[str, ...]
+    """A text for the record about each service, in the same order."""
 
 
 def order(strategy: StrategyName, targets: Sequence[ModelTarget], request: RequestFacts, now: int) -> Choice:
-    """Order the services of a route for one request; of equal ones, the earlier one of the route is first.
+    """Order the services of a route for one request; equal ones keep the order of the route.
 
-    A service that rests is asked after all others, as the request would fail otherwise. A service whose time is not
-    known now is first for one of many requests.
+    A service that pauses comes after all others, and is not left out, as the request might fail otherwise. A service
+    whose time is old (`Times.is_due`) comes first once, so that it is measured again.
     """
     rests = [one.standing.rest(now) for one in targets]
     costs = [_cost(one, request) for one in targets]
@@ -169,5 +182,5 @@ def _cost(target: ModelTarget, request: RequestFacts) -> int | None:
 
 
 def estimated_tokens(size: int) -> int:
-    """Return about how many tokens a request of so many bytes has."""
+    """Return the estimated number of tokens in a request of `size` bytes."""
     return -(-size // REQUEST_BYTES)

@@ -91,10 +91,11 @@ class ExchangeReport(msgspec.Struct, kw_only=True):
     cost: int | None = None
     """Cost in millionths of a dollar, if an agent's run has measured it; None computes it from the tokens."""
     considered: tuple[str, ...] = ()
-    """Services of the route in the order of the choice, with what decided; empty without a choice."""
+    """The route's services in the order of the choice, each with the facts that decided; empty without a choice."""
     asked_ns: int | None = None
-    """Monotonic time at which `target` was asked; None if it was not. Likewise `first_ns` for its first piece."""
+    """Time at which `target` was asked, in nanoseconds of the monotonic clock; None if none was asked."""
     first_ns: int | None = None
+    """Time of the answer's first piece, by the same clock; None if none has come."""
     tried: tuple[str, ...] = ()
     """Services that failed before the target, each with the code of its failure."""
     paid_attempts: int = 0
@@ -206,7 +207,7 @@ class Exchange:
                 return
 
     def _note(self, target: ModelTarget, failure: UpstreamFailure | None) -> None:
-        """Note for later choices how long a service took, and whether it failed."""
+        """Record for later choices the time that a service took, and its failure."""
         if self.call.action == "count":
             return
         has_failed, asked_ns = target.standing.note(failure, now_ms()), self.report.asked_ns

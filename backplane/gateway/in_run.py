@@ -87,7 +87,7 @@ class RunGateway:
         return self._routes.targets(model)
 
     def choose(self, model: str, work: Work) -> tuple[Answering, ...]:
-        """Return the services; a run has one."""
+        """Return the services, in the order of the run's only route."""
         return self._routes.targets(model)
 
     def owner(self, _user: None) -> str:

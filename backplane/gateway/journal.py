@@ -30,7 +30,7 @@ LOCK_S_MAX: Final = 2.0
 TICK_NS: Final = 1_000_000_000
 """Nanoseconds within which two changes of a folder may get the same time; on most file systems it is 4 ms."""
 RECENT_BYTES: Final = 512 * 1024
-"""Bytes of the record that a start reads for the times of services: some 800 exchanges."""
+"""Bytes of older records that are read at a start for the times of services; they have about 800 exchanges."""
 LOCK_TRIES: Final = 5
 """Attempts to lock a file, a millisecond apart: a reader that tests the lock takes it for a moment."""
 _encode: Final = msgspec.json.Encoder().encode
@@ -229,7 +229,7 @@ def lines_of(path: Path) -> Iterator[Line]:
 
 
 def recent_ends(home: Path) -> list[ExchangeEnd]:
-    """Return the newest ends of earlier exchanges, the oldest first; at most `RECENT_BYTES` are read."""
+    """Return the last lines of the newest exchanges, the oldest first; at most `RECENT_BYTES` are read."""
     parts: list[bytes] = []
     left = RECENT_BYTES
     for _, path in _newest(home):
@@ -248,7 +248,7 @@ def recent_ends(home: Path) -> list[ExchangeEnd]:
 
 
 def _newest(home: Path) -> list[tuple[int, Path]]:
-    """Return the files with the times of their last lines, the newest first."""
+    """Return the record files with their modification times (in ns), the newest first."""
     files: list[tuple[int, Path]] = []
     for path in (home / FOLDER).glob(f"*{SUFFIX}"):
         with suppress(FileNotFoundError):

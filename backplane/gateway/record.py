@@ -77,7 +77,7 @@ class ExchangeEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
     ms: int = 0
     """Milliseconds since the begin; for an exchange whose gateway was killed, up to its last line."""
     asked_ms: int = 0
-    """Milliseconds from the begin until the last service was asked."""
+    """Milliseconds from the begin of the exchange until the last service was asked."""
     first_ms: int | None = None
     """Milliseconds from the begin to the first piece of a stream; None if there was none."""
     losses: int = 0

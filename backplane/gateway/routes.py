@@ -38,7 +38,7 @@ class ModelTarget(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: Endpoint
     model: str
     standing: Standing
-    """Its times and rests."""
+    """The service's times and pauses, shared by all its targets."""
     configured_price: Price | None = None
 
     @property
@@ -104,18 +104,18 @@ class ModelRoutes:
         return () if route is None else tuple(self._target(one, model) for one in route.services)
 
     def choose(self, model: str, request: RequestFacts) -> Choice:
-        """Return the services for a model's name in the order in which a request asks them."""
+        """Return the services for a model's name, in the order to ask them for one request."""
         route = self._route(model)
         assert route is not None, "the services of a route are chosen"
         return order(route.strategy, self.targets(model), request, now_ms())
 
     @property
     def has_times(self) -> bool:
-        """True if measured times decide somewhere."""
+        """True if the choice of a route depends on measured times."""
         return any(route.strategy in TIMED for route in self._table.values())
 
     def learn(self, end: ExchangeEnd) -> None:
-        """Take the time of an earlier exchange."""
+        """Add the time of an earlier exchange, if it was complete, to its service's times."""
         if end.end == "complete" and end.backend in self._endpoints and end.model is not None:
             stream = end.first_ms is not None
             ms = (end.ms if end.first_ms is None else end.first_ms) - end.asked_ms

@@ -1,4 +1,4 @@
-"""Serves all fronts over HTTP/1.1 on loopback, with keep-alives, and errors in the form of each interface.
+"""Serves all fronts over HTTP/1.1, with keep-alives, and errors in the form of each interface.
 
 A `Keeper` decides who may ask which model, and keeps the record. There are two: `serving.Gateway` for the gateway's
 clients, and `in_run.RunGateway` for the agent of one run.
@@ -54,11 +54,11 @@ _FINAL: Final = frozenset({"config_invalid", "internal"})
 
 
 _PORT: Final = re.compile(r":[0-9]{1,5}\Z")
-"""Port of a Host header."""
+"""Matches the port at the end of a `Host` header."""
 
 
 def own_address(end: socket.socket) -> str:
-    """Return a socket's own address and port, as the header Host has them."""
+    """Return a socket's own address and port, in the form of the header `Host`."""
     host, port = end.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -199,7 +199,7 @@ class Keeper(Protocol[UserT]):
         ...
 
     def choose(self, model: str, work: Work) -> tuple[Answering, ...]:
-        """Return the services of a model in the order in which a request asks them."""
+        """Return a model's services, in the order to ask them for one request."""
         ...
 
     def entry(
@@ -218,7 +218,7 @@ class FrontServer(Generic[UserT]):
 
     Args:
         hosts: values of the header `Host` that are accepted, beside the address that a client connected to.
-        names: further names in it, with any port or none: a proxy in front has a port of its own.
+        names: host names that are accepted in it with any port, or none, as a proxy in front has its own port.
         is_strict: refuse a request whose translation loses something.
         prefix: path that is removed from the beginning of a request's path, if it is there.
     """
@@ -312,7 +312,7 @@ class FrontServer(Generic[UserT]):
         await reply.whole(200, [], encode({"id": call.response, "object": "response", "deleted": True}))
 
     async def _present(self, key: tuple[str, str], row: KeptResponse) -> bytes:
-        """Return a kept answer; one that its service was still working on in the background is asked for there."""
+        """Return a kept answer; if its service was still working on it, in the background, ask the service for it."""
         endpoint = row.endpoint
         if endpoint is None or msgspec.json.decode(row.response).get("status") not in ("queued", "in_progress"):
             return row.response
@@ -327,8 +327,8 @@ class FrontServer(Generic[UserT]):
         return data
 
     def _targets(self, user: UserT, model: str) -> tuple[Answering, ...]:
-        """Return the services of a model. Raises BackendError."""
-        # A name may stand in the path of a service's address, so it cannot lead out of there.
+        """Return the services of a model, in the order of its route. Raises BackendError: there are none."""
+        # The name may become a part of a service's address, so it must not lead to another path.
         is_plain = not {"", ".", ".."} & set(model.split("/")) and model.isprintable()
         targets = self._keeper.targets(user, model) if is_plain else ()
         if not targets:

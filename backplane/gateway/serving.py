@@ -32,7 +32,7 @@ CONNECTIONS_MAX: Final = 1024
 ANSWER_TOKENS: Final = 131_072
 """Tokens to reserve for an answer if the request sets no limit; the longest answers of today's models have as many."""
 LOCAL_NAMES: Final = ("127.0.0.1", "localhost", "[::1]")
-"""Names of this machine in the header `Host`."""
+"""Names of this machine that are accepted in the header `Host`."""
 TOKEN_BYTES: Final = 2
 """Bytes of a request that count as one token in a reservation; real texts have three or four bytes a token."""
 
@@ -76,7 +76,7 @@ class Gateway:
         return (self._agents[model],) if model in self._agents else self.routes.targets(model)
 
     def choose(self, model: str, work: Work) -> tuple[Answering, ...]:
-        """Return the services in the order in which a request asks them; its report says what decided."""
+        """Return a model's services, in the order to ask them for one request; the facts that decided are reported."""
         if model in self._agents:
             return (self._agents[model],)
         found = self.routes.choose(model, RequestFacts(work.size, work.longest, work.stream))

@@ -1,6 +1,7 @@
-"""What a choice by price or time rests on: decayed means, pauses after failures, and the key of each strategy. Pure.
+"""Arithmetic of a choice by price or time: decayed means, pauses after failures, and each strategy's sort key. Pure.
 
-The router chooses backends of runs by it, the gateway the service of a request (`docs/guide/routing-rule.md`).
+The router uses it to choose the backend of a run, and the gateway to choose the service of a request; the rules are in
+`docs/guide/routing-rule.md`.
 """
 
 from __future__ import annotations
@@ -14,31 +15,34 @@ import msgspec
 StrategyName = Literal["first_available", "cost", "latency", "balanced"]
 
 WEIGHT: Final = 1 << 20
-"""Weight of a value from the last period; after `PERIODS` it is 0."""
+"""Weight of a value from the last period; it is halved with each older period, and 0 after `PERIODS`."""
 PERIODS: Final = 20
+"""Number of periods after which a value no longer counts."""
 
 RATE_LIMITED_MS: Final = 30_000
-"""A pause where a service names none: services count by the minute."""
+"""Milliseconds to pause after a rate limit if the service names no time; most services count requests by the minute."""
 
 CIRCUIT_FAILURES: Final = 3
-"""Failures in a row that open a circuit: two may be one outage of seconds."""
+"""Failures in a row that open a circuit; two may belong to one outage of seconds."""
 CIRCUIT_MS: Final = 60_000
+"""Milliseconds that a circuit is open at first; doubled with each further failure."""
 CIRCUIT_MS_MAX: Final = 900_000
+"""Maximum milliseconds that a circuit is open."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """The expected value of one complete run: millionths of a dollar, or milliseconds."""
+    """The expected cost or time of one complete run, in millionths of a dollar or in milliseconds."""
 
     value: int
     confidence: int
-    """0 to 1000."""
+    """From 0 (none) to 1000."""
     runs: int
-    """Runs that it is from; 0 for a price."""
+    """Number of runs that it was computed from; 0 for a price."""
     basis: Literal["measured", "priced", "assumed"] = "measured"
 
 
 def weight(began_ms: int, now_ms: int, period_ms: int) -> int:
-    """Return the weight of a value, up to `WEIGHT`: a period later it counts half as much."""
+    """Return the weight of a value, at most `WEIGHT`; it is halved after each period."""
     periods = (now_ms - began_ms) // period_ms
     return WEIGHT >> periods if 0 <= periods < PERIODS else 0
 
@@ -48,7 +52,7 @@ Weighed = tuple[int, int, bool]
 
 
 def expected(runs: Iterable[Weighed]) -> int | None:
-    """Return the expected value of a complete run, failed runs included; None if no complete run counts."""
+    """Return the expected value of a complete run, with the share of failed runs; None if no complete run counts."""
     total = complete = 0
     for weight, value, is_complete in runs:
         total += weight * value
@@ -76,10 +80,10 @@ def _confidence(runs: list[Weighed]) -> int:
 
 
 def pause_ms(failures: int) -> int:
-    """Return how long a circuit is open after failures in a row, from the end of the newest; 0 if it is closed."""
+    """Return the milliseconds that a circuit is open after the last of some failures in a row; 0 if it is closed."""
     if failures < CIRCUIT_FAILURES:
         return 0
-    doubled = min(failures - CIRCUIT_FAILURES, 4)  # The fifth is past the most already.
+    doubled = min(failures - CIRCUIT_FAILURES, 4)  # Four times doubled, it is over the maximum.
     return min(CIRCUIT_MS << doubled, CIRCUIT_MS_MAX)
 
 
@@ -89,10 +93,10 @@ Key = tuple[int, ...]
 def key_of(
     strategy: StrategyName, costs: Iterable[int | None], latencies: Iterable[int | None]
 ) -> Callable[[int | None, int | None], Key]:
-    """Return the function that gives the key of a cost and a latency; the smallest key wins.
+    """Return a function from a cost and a latency to a sort key; the smallest key is chosen.
 
     Args:
-        costs: of everything that can be chosen; None is unknown. Likewise `latencies`.
+        costs, latencies: the values of all candidates; None is unknown.
     """
 
     def largest(found: Iterable[int | None]) -> int:
