@@ -56,6 +56,9 @@ _FINAL: Final = frozenset({"config_invalid", "internal"})
 _PORT: Final = re.compile(r":[0-9]{1,5}\Z")
 """Matches the port at the end of a `Host` header."""
 
+HTTP_PORT: Final = 80
+"""Port that clients leave out of the header Host."""
+
 
 def own_address(end: socket.socket) -> str:
     """Return a socket's own address and port, in the form of the header `Host`."""
@@ -239,6 +242,7 @@ class FrontServer(Generic[UserT]):
         """Answer a request; an error has the form of its interface. Raises Refused before the interface is known."""
         headers = headers_of(request)
         host = headers.get("host", "").lower()
+        host = host if _PORT.search(host) else f"{host}:{HTTP_PORT}"
         if host not in self._hosts and host != own_address(client.end) and _PORT.sub("", host) not in self._names:
             raise Refused(403, "the Host header is not this server's address; `hosts` of [gateway] allows more names")
         if "origin" in headers:

@@ -149,6 +149,14 @@ def test_an_agent_without_counters_shows_none_and_needs_a_key_without_a_budget(t
     assert answer.json()["created"] > 0
 
 
+@pytest.mark.parametrize(("host", "status"), [("10.0.0.5", 200), ("10.0.0.5:80", 200), ("10.0.0.6", 403)])
+def test_a_client_may_leave_out_the_usual_port(monkeypatch: pytest.MonkeyPatch, host: str, status: int) -> None:
+    monkeypatch.setattr("backplane.gateway.server.own_address", lambda _: "10.0.0.5:80")
+    with ModelServer(Turn(text="hi")) as server, gateway({"a": backend(server, CHAT)}, {"m": "a"}) as gate:
+        answer = httpx.get(f"{gate.url}/v1/models", headers={**BEARER, "host": host})
+    assert answer.status_code == status
+
+
 # The gateway of a run -------------------------------------------------------------------------------------------------
 
 
