@@ -252,6 +252,19 @@ def test_a_session_without_a_prompt_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "home" / "sessions").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [(["--backend", "nope"], "no backend 'nope'"), (["--policy", "nope.json"], "no policy 'nope.json'")],
+)
+def test_a_wrong_option_is_named_at_the_start(words: list[str], fact: str, tmp_path: Path) -> None:
+    with ModelServer([]) as server:
+        command = [*settings_in(tmp_path, server), *words]
+        env = {**os.environ, "BACKPLANE_HOME": str(tmp_path / "home")}
+        done = subprocess.run(command, input="", env=env, capture_output=True, text=True, check=False, timeout=20)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert fact in done.stderr
+
+
 def test_a_list_names_the_time_of_the_last_change(tmp_path: Path) -> None:
     with ModelServer([Turn(text="a"), Turn(text="b")]) as server, editor(tmp_path, server) as one:
         id = one.new(tmp_path / "work")

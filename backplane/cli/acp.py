@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 
-from backplane import __version__, config
+from backplane import __version__
 from backplane.cli import options as add
 from backplane.cli import streams
 from backplane.cli.command import Args, Parser
@@ -29,7 +29,7 @@ def run(args: Args) -> int:
         streams.complain("acp reads ACP messages from stdin; end the input with Ctrl-D\n")
     environ, cwd = dict(os.environ), streams.folder()
     file = cwd / args.config if args.config else None
-    config.load(file, environ, cwd)
     agent = acp.AcpAgent(Path(file) if file else None, environ, __version__, backend=args.backend, policy=args.policy)
+    agent.check(cwd)
     number = anyio.run(agent.serve, 0, streams.protocol_output())
     return 0 if number is None else 128 + number

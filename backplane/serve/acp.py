@@ -21,7 +21,7 @@ from backplane.contract.approval import Decision
 from backplane.contract.canonical import Json
 from backplane.contract.conversation import SessionFile, UserMessage
 from backplane.contract.events import Approval, ApprovalAnswered
-from backplane.errors import BackplaneError, ConfigError, unforeseen
+from backplane.errors import BackendError, BackplaneError, ConfigError, unforeseen
 from backplane.process.jsonrpc import Pipe
 from backplane.protocol.jsonrpc import (
     INTERNAL_ERROR,
@@ -34,6 +34,8 @@ from backplane.protocol.jsonrpc import (
 from backplane.providers import ProviderRegistry, Session, SessionConfig, TurnOutcome, store
 from backplane.providers.failures import ProviderError
 from backplane.runtime import readiness
+from backplane.runtime.backends import find as find_backend
+from backplane.runtime.orders import read_policy
 from backplane.serve import editor
 
 PROTOCOL: Final = 1
@@ -100,6 +102,27 @@ class AcpAgent:
         self._opening = anyio.Lock()
         """Held while a session is opened, so that two requests cannot open the same one."""
         self._pipe: Pipe
+
+    def check(self, folder: Path) -> None:
+        """Check the backend and the policy of new sessions; a backend that is not ready yet is no error.
+
+        Args:
+            folder: a configuration is searched for here.
+
+        Raises:
+            ConfigError: `config_invalid`, the configuration is wrong, or there is no such policy.
+            PolicyError: `policy_invalid`.
+            BackendError: `backend_not_found`.
+        """
+        settings = config.load(self._file, self._environ, folder)
+        if self._policy is not None:
+            read_policy(self._policy)
+        if self._backend is not None:
+            try:
+                find_backend(self._backend, settings, self._environ)
+            except BackendError as error:
+                if error.code != "backend_unavailable":
+                    raise
 
     async def serve(self, stdin: int, stdout: int) -> int | None:
         """Answer requests until stdin ends or a signal comes; then close all sessions.
