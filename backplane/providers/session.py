@@ -488,7 +488,8 @@ class Session:
             self._lose(OWN_STATE)
         turn = _Turn(message=message, run_id=run_id, tools=tools, system=system, given=given, asks=asks)
         begun = SessionTurn(run_id=run_id, provider=self.provider, model=self.model, messages=(message,))
-        before = self.file
+        before, saved = self.file, self._saved
+        is_new = saved is not None and not saved.path.exists()
         self.file = replace(before, turns=(*before.turns, begun))
         try:
             await self.save()  # First: after a crash, the store can be asked how the run ended.
@@ -496,7 +497,10 @@ class Session:
         except BaseException:
             self.file = before
             with anyio.CancelScope(shield=True):
-                await self.save()
+                if saved is not None and is_new:
+                    await anyio.to_thread.run_sync(saved.remove)
+                else:
+                    await self.save()
             raise
         self._initial, self._turn = None, turn
         return turn

@@ -55,6 +55,10 @@ class Saved:
             raise StoreError("receipt_store_failed", fact, hint="`clear_history`, or begin another session")
         replace_file(self.path, data, durable=True)
 
+    def remove(self) -> None:
+        """Remove the file; this process may write it again until `close`."""
+        self.path.unlink(missing_ok=True)
+
     def close(self) -> None:
         """Let others write it; of a session that was never written, no file stays."""
         if not self._lock.closed and not self.path.exists():

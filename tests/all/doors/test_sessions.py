@@ -660,6 +660,19 @@ async def test_a_conversation_that_its_new_mode_cannot_keep_is_told_in_words(gro
     assert "User: one" in told["task"]
 
 
+async def test_a_first_message_that_cannot_be_sent_leaves_no_file(ground: Ground) -> None:
+    async with ground.registry() as registry, await registry.get("words").create_session() as session:
+        with pytest.raises(ConfigError, match="no policy"):
+            await session.run("x", policy="no-such.json")
+        assert list(store.listed(ground.home)) == []
+        await session.run("one")
+        with pytest.raises(ConfigError, match="no policy"):
+            await session.run("x", policy="no-such.json")
+        (file,) = store.listed(ground.home)
+    assert isinstance(file, SessionFile)
+    assert (file.first_words, len(file.turns)) == ("one", 1)
+
+
 async def test_a_registry_without_a_saved_session_writes_no_file(ground: Ground) -> None:
     async with ground.registry() as registry:
         async with await registry.get("words").create_session(SessionConfig(save=False)) as session:
