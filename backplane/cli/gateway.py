@@ -154,10 +154,24 @@ async def _run_program(
 
         async def pass_signals() -> None:
             async for number in signals:
-                if number == signal.SIGTERM:  # The terminal sends SIGINT to the program, too.
+                if number == signal.SIGTERM or not _has_terminal():  # A terminal sends SIGINT to the program, too.
                     program.send_signal(number)
 
         tasks.start_soon(pass_signals)
         code = await anyio.to_thread.run_sync(program.wait)
         tasks.cancel_scope.cancel()
     return code if code >= 0 else 128 - code
+
+
+def _has_terminal() -> bool:
+    """Return True if Ctrl-C of a terminal reaches our process group; two of them end some programs at once."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

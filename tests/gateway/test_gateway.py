@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -438,3 +439,29 @@ def test_a_program_that_hides_its_failed_requests_ends_with_their_reason(turn: T
     assert done.returncode == 3
     said = "1 of 1 request failed; the last: backend_auth_failed" in done.stderr and "as scripted" in done.stderr
     assert said == (turn.text is None), done.stderr
+
+
+WAIT = """
+import signal, sys
+def end(number, _):
+    print("ended in order", number, flush=True)
+    sys.exit(7)
+signal.signal(signal.SIGINT, end)
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_gateway_ends_its_program_in_order(number: signal.Signals, tmp_path: Path) -> None:
+    env = {**os.environ, "BACKPLANE_HOME": str(tmp_path / "home"), "ANTHROPIC_API_KEY": "dummy"}
+    command = [sys.executable, "-m", "backplane", "gateway", "--for", "claude", "--", sys.executable, "-c", WAIT]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        program.send_signal(number)
+        assert program.stdout.readline() == f"ended in order {number}\n"
+        assert program.wait(10) == 7
