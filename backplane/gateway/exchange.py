@@ -45,7 +45,7 @@ MOVABLE: Final = frozenset(
     {"backend_unavailable", "backend_timeout", "backend_rate_limited", "backend_auth_failed",
      "backend_model_not_found", "stream_closed", "dialect_mapping_failed"}
 )  # fmt: skip
-"""Codes of failures after which the next service is asked. With any other, it would refuse the request, too."""
+"""Codes of failures after which the next service is asked; with any other code, the next one would fail, too."""
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """Maximum bytes of an answer, streamed or not; a longer one fails. One with images in base64 has about 30 MB."""

@@ -35,7 +35,7 @@ class ModelRow(msgspec.Struct, frozen=True):
 
 
 class Front(msgspec.Struct, frozen=True, kw_only=True):
-    """One vendor's interface."""
+    """One interface."""
 
     name: str
     dialect: str

@@ -103,7 +103,7 @@ class RunGateway:
         yield RunEntry(self)
 
     def refuse(self, _user: None, _id: str, _call: ClientCall, _model: str, _status: int, _error: Exception) -> bool:
-        """Return False: a run has a record of its own."""
+        """Return False: a refused request is not in the run's record."""
         return False
 
     def count(self, work: Work, error: BackplaneError | None, *, is_answered: bool, is_whole: bool) -> None:

@@ -80,7 +80,7 @@ class ClientReply:
         self.copy = bytearray()
         self._client, self.front, self.id = client, front, exchange
         self.is_recorded = False
-        """True if the record has the exchange."""
+        """True if the record has the exchange, so that the client gets its id."""
         self.copy_max = 0
         """Maximum bytes of the answer to keep in `copy`; 0 keeps none."""
         self._expected: Headers | None = None
@@ -161,7 +161,7 @@ class Entry(Protocol):
     """The record of one exchange."""
 
     is_recorded: bool
-    """False if nobody can look it up."""
+    """False if the exchange is not in the gateway's record."""
     copy_max: int
     """Maximum bytes of the answer that it keeps; 0 keeps none."""
 
@@ -212,7 +212,7 @@ class Keeper(Protocol[UserT]):
         ...
 
     def refuse(self, user: UserT, id: str, call: ClientCall, model: str, status: int, error: Exception) -> bool:
-        """Record a request that no service is asked for; return False if there is no record of it."""
+        """Record a request that is refused before a service is asked; return False if it is not recorded."""
         ...
 
 
@@ -373,7 +373,7 @@ class FrontServer(Generic[UserT]):
         self, call: ClientCall, document: dict[str, Any], body: bytes, headers: Mapping[str, str], first: Answering,
         user: UserT, id: str,
     ) -> Work:  # fmt: skip
-        """Return the exchange of a request, not begun. Raises Refused or TranslationError."""
+        """Return the exchange for a request, before it begins. Raises Refused or TranslationError."""
         if not isinstance(first, AgentTarget):
             return Exchange(call, document, body, headers, shared=self._shared, owner=self._keeper.owner(user), id=id)
         if call.action != "generate":
@@ -445,7 +445,7 @@ def _status_of(error: BackplaneError) -> int:
 
 
 def _model_of(call: ClientCall, document: Mapping[str, Any]) -> str:
-    """Return the model that is asked. Raises TranslationError."""
+    """Return the model's name in a request. Raises TranslationError: it names none."""
     model = call.model if call.model is not None else document.get("model") or call.front.default_model
     if not isinstance(model, str) or not model:
         raise TranslationError("dialect_mapping_failed", "the request names no model")

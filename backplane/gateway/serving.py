@@ -103,13 +103,13 @@ class Gateway:
             yield Uncounted() if is_free else self._begin(user, id, model, work, body, targets)
 
     def refuse(self, user: Client, id: str, call: ClientCall, model: str, status: int, error: Exception) -> bool:
-        """Record a request for which no service is asked: its own program may fail without a word."""
+        """Record a request that is refused before a service is asked, as its program may not show the error."""
         if call.action == "count":
             return False
         code, words = None, str(error)
-        if isinstance(error, BackplaneError):  # Its own step fits the gateway; that of its code is for runs.
+        if isinstance(error, BackplaneError):  # The code's general next step is for runs.
             code, words = error.code, f"{error.message}; {error.hint}" if error.hint else error.message
-        with suppress(BackplaneError):  # A full disk: the client gets its error.
+        with suppress(BackplaneError):  # On a full disk: the client still gets its error.
             self._journal.write(ExchangeBegin(
                 id=id, at=now(), client=user.name, front=call.front.name, model=model[:200], stream=call.stream is True,
             ))  # fmt: skip

@@ -1,7 +1,7 @@
-"""The cost of tokens: a configuration's prices, and sums of usage and money. Pure. `prices` has list prices.
+"""The cost of tokens: prices of a configuration, and sums of tokens and money. Pure. `prices` has list prices.
 
-Money is an integer in millionths of a dollar. What is not known stays unknown: a model without a
-row has no price, a turn without counters makes the sum unknown, and neither is ever zero.
+Money is an integer in millionths of a dollar. Unknown values stay unknown and are never taken as zero: a model without
+a row has no price, and an answer without counters makes the sums unknown.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ MICROS: Final = 1_000_000
 """Millionths in a dollar, and the number of tokens that a price is given for."""
 
 TOKENS_MAX: Final = 1_000_000_000_000
-"""Most tokens of one answer that are believed: a million times the largest context window."""
+"""Maximum value of a counter, above which it counts as unknown: a million times the largest context window."""
 
 USD_MAX: Final = 1_000_000
-"""Largest price of a million tokens that is taken: a thousand times the dearest known."""
+"""Maximum configured price of a million tokens, in dollars: a thousand times the highest known."""
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,14 +31,16 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
     input: int
     output: int
     cache_read: int | None = None
-    """None: as any other input, which can only be too much."""
+    """None uses the price of input, which can only be too high."""
     cache_write: int | None = None
+    """None uses the price of input."""
     long_tokens: int | None = None
-    """Inputs longer than this cost `long`, every token of them."""
+    """If the input has more tokens than this, all tokens have the prices in `long`."""
     long: Price | None = None
     source: str = "configuration"
+    """Where the prices are from."""
     read_on: str = ""
-    """Day on which the source said so."""
+    """Day on which they were read there; empty for a configuration."""
 
 
 def micros(usd: Decimal) -> int:
@@ -53,7 +55,7 @@ def read_price(value: object, where: str) -> Price:
     """Read prices from a configuration: dollars for a million tokens, as numbers or texts.
 
     Args:
-        where: what an error calls it.
+        where: name of the setting, for errors.
 
     Raises:
         ConfigError: `config_invalid`.
@@ -78,7 +80,7 @@ def _amount(value: object, where: str) -> int:
 
 
 def believed(usage: TokenCounts | None) -> TokenCounts | None:
-    """Return counters without those that cannot be true: a negative one would be money earned."""
+    """Return the counters without impossible ones: a negative one would give money back to a budget."""
     if usage is None:
         return None
     seen = {name: getattr(usage, name) for name in _NAMES}
@@ -88,7 +90,7 @@ def believed(usage: TokenCounts | None) -> TokenCounts | None:
 def actual(price: Price | None, usage: TokenCounts | None) -> int | None:
     """Return the cost of one answer in millionths of a dollar, rounded up; None if price or counters are unknown.
 
-    A counter of the cache that is not known counts as plain input, so the result is never too low.
+    Tokens of the cache without a counter count as plain input.
     """
     if price is None or usage is None or usage.input is None or usage.output is None:
         return None
@@ -103,11 +105,11 @@ def actual(price: Price | None, usage: TokenCounts | None) -> int | None:
 
 
 HIDDEN_TOKENS: Final = 1_000
-"""Tokens that services put before a request: they explain tools to the model in some 350."""
+"""Tokens that a service may add to a request, with a margin; to explain tools to the model, it adds about 350."""
 
 
 def most(price: Price, input_tokens: int, output_tokens: int) -> int:
-    """Return the highest cost of such a call in millionths of a dollar: its input is long and written to the cache."""
+    """Return the highest possible cost of a call, in millionths of a dollar, by the highest of its model's prices."""
     rows = [price] if price.long is None else [price, price.long]
     sent = max(max(row.input, row.cache_write or 0, row.cache_read or 0) for row in rows)
     return -(-(input_tokens * sent + output_tokens * max(row.output for row in rows)) // MICROS)
@@ -117,22 +119,28 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens and money of a run so far; None is unknown."""
 
     requests: int = 0
+    """Number of answers."""
     input: int | None = 0
     output: int | None = 0
     cache_read: int | None = 0
     cache_write: int | None = 0
     micros: int | None = 0
+    """Cost in millionths of a dollar."""
     lost: int = 0
-    """Requests that may be billed and whose answers did not arrive."""
+    """Number of requests that may be billed, but whose answers did not arrive."""
 
     def plus_lost(self, at_most: int | None) -> Spent:
-        """Add a request without an answer: its tokens are unknown, and it counts as the most that it can cost."""
+        """Add a request without an answer: its tokens are unknown, and its cost is the highest possible one.
+
+        Args:
+            at_most: that cost, in millionths of a dollar; None is unknown.
+        """
         return msgspec.structs.replace(
             self, lost=self.lost + 1, micros=_sum(self.micros, at_most), **dict.fromkeys(_NAMES)
         )
 
     def plus(self, usage: TokenCounts | None, price: Price | None) -> Spent:
-        """Add one answer; a counter that it lacks, or that cannot be true, is unknown from then on."""
+        """Add one answer; the sum of a counter that it lacks, or that is impossible, is unknown from then on."""
         seen = believed(usage) or TokenCounts()
         return msgspec.structs.replace(
             self, requests=self.requests + 1, micros=_sum(self.micros, actual(price, seen)),
