@@ -77,17 +77,27 @@ class Times:
 
 
 class Standing:
+<<<<<<< HEAD
     """State of one service after its last requests: its times, its failures, and the end of its pause."""
+=======
+    """What the last requests to a service and model say of it: its times, and until when it rests."""
+>>>>>>> 20d739ef (Let a service rest for the model that failed alone)
 
     def __init__(self) -> None:
-        self._times: dict[tuple[str, bool], Times] = {}
+        self._whole, self._streams = Times(), Times()
         self._failures = 0
         self._circuit_until_ms = 0
         self._limited_until_ms = 0
 
+<<<<<<< HEAD
     def times(self, model: str, *, stream: bool) -> Times:
         """Return the times of a model, either those of streams or those of other answers."""
         return self._times.setdefault((model, stream), Times())
+=======
+    def times(self, *, stream: bool) -> Times:
+        """Return the times of its streams, or of its whole answers."""
+        return self._streams if stream else self._whole
+>>>>>>> 20d739ef (Let a service rest for the model that failed alone)
 
     def note(self, failure: UpstreamFailure | None, now: int) -> bool:
         """Note the end of a request; return True if the service failed by its own fault.
@@ -97,7 +107,7 @@ class Standing:
             now: milliseconds since 1970, as in `rest`.
         """
         if failure is None or not CODES[failure.code].retryable:
-            self._failures = 0
+            self._failures = self._circuit_until_ms = 0
             return False
         if now >= self._circuit_until_ms:  # Failures in a pause do not prolong it.
             self._failures += 1
@@ -112,7 +122,7 @@ class Standing:
         """Return a text that says how long the service pauses, and why; empty if it does not pause."""
         if now < self._limited_until_ms:
             return f"rests {_seconds(self._limited_until_ms - now)}: over its limit"
-        if self._failures and now < self._circuit_until_ms:
+        if now < self._circuit_until_ms:
             return f"rests {_seconds(self._circuit_until_ms - now)}: failed {self._failures} times in a row"
         return ""
 
@@ -148,7 +158,7 @@ def order(strategy: StrategyName, targets: Sequence[ModelTarget], request: Reque
     """
     rests = [one.standing.rest(now) for one in targets]
     costs = [_cost(one, request) for one in targets]
-    times = [one.standing.times(one.model, stream=request.stream) for one in targets]
+    times = [one.standing.times(stream=request.stream) for one in targets]
     is_timed = strategy in TIMED
     latencies = [one.expected(now) if is_timed else None for one in times]
     ready = [place for place, rest in enumerate(rests) if not rest]

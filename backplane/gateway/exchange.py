@@ -213,7 +213,7 @@ class Exchange:
         has_failed, asked_ns = target.standing.note(failure, now_ms()), self.report.asked_ns
         if self.call.action == "generate" and asked_ns is not None and (failure is None or has_failed):
             ms = ((self.report.first_ns or time.monotonic_ns()) - asked_ns) // 1_000_000
-            target.standing.times(target.model, stream=self.stream).add(now_ms(), ms, is_complete=not has_failed)
+            target.standing.times(stream=self.stream).add(now_ms(), ms, is_complete=not has_failed)
 
     # The request for a service
 

@@ -28,6 +28,9 @@ USUAL: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Preset → patterns of its models' names. Without a configured table, the presets whose keys are set form it."""
 
+STANDINGS_MAX: Final = 500
+"""Services and models whose times and rests are kept; a client may ask any name that a pattern matches."""
+
 GLOB: Final = re.compile(r"[*?\[]")
 
 
@@ -87,7 +90,7 @@ class ModelRoutes:
         self._table = _table(settings.gateway, environ)
         self._endpoints: dict[str, Endpoint] = {}
         self._prices: dict[str, Price] = {}
-        self._standings: dict[str, Standing] = {}
+        self._standings: dict[tuple[str, str], Standing] = {}
         if not self._table and not has_agents:
             raise ConfigError(
                 "config_invalid", "the gateway has no models",
@@ -121,10 +124,13 @@ class ModelRoutes:
             ms = (end.ms if end.first_ms is None else end.first_ms) - end.asked_ms
             with suppress(ValueError):  # A line that a person edited.
                 at_ms = round(datetime.fromisoformat(end.at).timestamp() * 1000)
-                self._standing(end.backend).times(end.model, stream=stream).add(at_ms, ms)
+                self._standing(end.backend, end.model).times(stream=stream).add(at_ms, ms)
 
-    def _standing(self, backend: str) -> Standing:
-        return self._standings.setdefault(backend, Standing())
+    def _standing(self, backend: str, model: str) -> Standing:
+        key = (backend, model)
+        if key not in self._standings and len(self._standings) >= STANDINGS_MAX:
+            del self._standings[next(iter(self._standings))]
+        return self._standings.setdefault(key, Standing())
 
     def _route(self, model: str) -> GatewayRouteSettings | None:
         if model in self._table:
@@ -139,7 +145,11 @@ class ModelRoutes:
             glob for glob, route in self._table.items() if GLOB.search(glob) and self._is_listed(route.services[0])
         ]
         names += [name for name in known_models() if any(fnmatch.fnmatchcase(name, glob) for glob in listed)]
-        return [ModelRow(name, facts_of(self.targets(name)[0].model).context_tokens) for name in dict.fromkeys(names)]
+        firsts = {name: route.services[0] for name in names if (route := self._route(name)) is not None}
+        return [
+            ModelRow(name, facts_of(self._asked_at(service, name)[1]).context_tokens)
+            for name, service in firsts.items()
+        ]
 
     def _is_listed(self, route: str) -> bool:
         """Return True if a route leads to a vendor of models and keeps the model's name."""
@@ -151,13 +161,16 @@ class ModelRoutes:
         return tuple(self._endpoints.values())
 
     def _target(self, route: str, asked: str) -> ModelTarget:
-        backend, _, model = route.partition("/")
-        endpoint = self._endpoint(backend, asked)
-        price = self._prices.get(backend)
+        backend, model = self._asked_at(route, asked)
         return ModelTarget(
-            backend=backend, endpoint=endpoint, model=model or endpoint.model or asked,
-            standing=self._standing(backend), configured_price=price,
+            backend=backend, endpoint=self._endpoint(backend, asked), model=model,
+            standing=self._standing(backend, model), configured_price=self._prices.get(backend),
         )  # fmt: skip
+
+    def _asked_at(self, service: str, asked: str) -> tuple[str, str]:
+        """Return the backend of a service, and the model to ask there."""
+        backend, _, model = service.partition("/")
+        return backend, model or self._endpoint(backend, asked).model or asked
 
     def _endpoint(self, backend: str, name: str) -> Endpoint:
         if backend not in self._endpoints:

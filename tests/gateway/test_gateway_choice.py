@@ -10,12 +10,12 @@ import pytest
 
 from backplane.config import GatewayRouteSettings, GatewaySettings, Settings, parse
 from backplane.errors import ConfigError
-from backplane.gateway import choice, journal
+from backplane.gateway import choice, journal, routes
 from backplane.gateway.choice import PASSED_MAX, PERIOD_MS, RequestFacts, Standing, Times, order
 from backplane.gateway.journal import now, recent_ends
 from backplane.gateway.record import ExchangeEnd, joined
 from backplane.gateway.routes import ModelRoutes, ModelTarget
-from backplane.testing import Failure, Fault, ModelServer, ProtocolName, Turn
+from backplane.testing import Failure, Fault, ModelServer, ProtocolName, Turn, When
 from backplane.upstream.cost import Price
 from backplane.upstream.endpoint import Endpoint
 from backplane.upstream.failure import UpstreamFailure
@@ -42,7 +42,7 @@ def service(name: str, price: Price | None = None, *times: int) -> ModelTarget:
     endpoint = Endpoint(protocol=CHAT, base_url="http://127.0.0.1:1/v1")
     found = ModelTarget(backend=name, endpoint=endpoint, model="m", standing=Standing(), configured_price=price)
     for ms in times:
-        found.standing.times("m", stream=True).add(NOW, ms)
+        found.standing.times(stream=True).add(NOW, ms)
     return found
 
 
@@ -93,7 +93,7 @@ def test_a_long_input_has_the_price_of_long_inputs() -> None:
 def test_times_of_streams_and_of_whole_answers_are_apart() -> None:
     a, b = service("a", None, 100), service("b", None, 900)
     for one, ms in ((a, 900), (b, 100)):
-        one.standing.times("m", stream=False).add(NOW, ms)
+        one.standing.times(stream=False).add(NOW, ms)
     assert names("latency", a, b) == "ab"
     assert names("latency", a, b, request=RequestFacts(size=1, longest=1, stream=False)) == "ba"
 
@@ -124,9 +124,9 @@ def test_a_service_whose_time_nobody_knows_is_first_for_one_of_many_requests(str
     a, b = service("a", CHEAP, 100), service("b", CHEAP)
     firsts = "".join(names(strategy, a, b)[0] for _ in range(2 * PASSED_MAX + 2))
     assert firsts == ("a" * PASSED_MAX + "b") * 2
-    b.standing.times("m", stream=True).add(NOW, 900)
+    b.standing.times(stream=True).add(NOW, 900)
     assert "b" not in [names(strategy, a, b)[0] for _ in range(2 * PASSED_MAX)]
-    a.standing.times("m", stream=True).add(NOW + PERIOD_MS, 100)
+    a.standing.times(stream=True).add(NOW + PERIOD_MS, 100)
     assert order(strategy, (a, b), ASKED, NOW + PERIOD_MS).considered[0].endswith("asked for its time")  # type: ignore[arg-type]
 
 
@@ -153,6 +153,15 @@ def test_one_more_failure_after_the_rest_doubles_it_and_an_answer_ends_it() -> N
     assert names("first_available", a, b, at=later + 2 * CIRCUIT_MS) == "ab"
     a.standing.note(None, later)
     assert names("first_available", a, b, at=later) == "ab"
+
+
+def test_an_answer_begins_the_count_of_failures_anew() -> None:
+    a, b = service("a"), service("b")
+    for failure in (*[DOWN] * CIRCUIT_FAILURES, None, *[DOWN] * (CIRCUIT_FAILURES - 1)):
+        a.standing.note(failure, NOW)
+    assert names("first_available", a, b) == "ab"
+    a.standing.note(DOWN, NOW)
+    assert names("first_available", a, b) == "ba"
 
 
 def test_refusals_of_a_request_are_not_the_services_failures() -> None:
@@ -255,6 +264,22 @@ def test_answers_that_break_off_are_failures_too(front: ProtocolName) -> None:
         assert "".join(line.backend or "?" for line in gate.ends) == "aaab"
 
 
+def test_a_model_over_its_limit_leaves_the_services_other_models_in_use() -> None:
+    busy = Turn(fault=Fault(status=429), when=When(anywhere='"model":"big"'), times=None)
+    with ModelServer([busy, Turn(text="here"), Turn(text="here")]) as one:
+        with gateway({"a": backend(one, CHAT)}, {"m": ["a/big", "a/small"]}) as gate:
+            assert [said(gate)[0] for _ in range(2)] == [200, 200]
+        assert [request.body["model"] for request in one.requests] == ["big", "small", "small"]
+
+
+def test_names_that_clients_make_up_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "STANDINGS_MAX", 3)
+    found = ModelRoutes(Settings(gateway=GatewaySettings(models={"*": "openai"})), {})
+    kept = [found.targets(f"m{number}")[0].standing for number in range(4)]
+    assert found.targets("m3")[0].standing is kept[3]
+    assert found.targets("m0")[0].standing is not kept[0]
+
+
 def test_a_single_service_that_rests_is_asked_and_its_record_names_no_choice() -> None:
     busy = Turn(fault=Fault(status=429, headers={"retry-after": "60"}), times=None)
     with ModelServer(busy) as one, gateway({"a": backend(one, CHAT)}, {"m": "a"}) as gate:
@@ -286,10 +311,10 @@ def test_show_says_why_a_service_was_chosen() -> None:
 
 def times_of(home: Path, strategy: str = "latency") -> tuple[str, ...]:
     rows = {"m": route(strategy, "openai/x", "anthropic/y")}
-    routes = ModelRoutes(Settings(gateway=GatewaySettings(models=rows)), {})  # type: ignore[arg-type]
+    found = ModelRoutes(Settings(gateway=GatewaySettings(models=rows)), {})  # type: ignore[arg-type]
     for line in recent_ends(home):
-        routes.learn(line)
-    return routes.choose("m", ASKED).considered
+        found.learn(line)
+    return found.choose("m", ASKED).considered
 
 
 def test_a_start_knows_the_times_of_earlier_exchanges(tmp_path: Path) -> None:
