@@ -1,5 +1,5 @@
-"""Receipts: the journal while a run lives, the sealed record after it, and the store of all of them.
+"""Keeps a journal of each live run, seals its receipt at the end, and stores all receipts.
 
-Events come in as canonical bytes and are never held in memory as a whole. Each file is imported by its own name: the
-way to the first spawn is short of milliseconds, and most callers want one of them.
+Events come in as canonical bytes; a whole trace is never in memory. Import each module by its own name, because this
+saves milliseconds before the first process is started, and most callers need only one.
 """

@@ -15,12 +15,12 @@ from backplane.policy.paths import unescaped
 from backplane.policy.rules import tool_names
 
 TEXT_CHARS_MAX: Final = 4 * 1024 * 1024
-"""Longest text compared by its words; a longer one counts as `alike`."""
+"""Maximum length of a text that is compared word by word; a longer one counts as `alike`."""
 
 # Files written by a tool ----------------------------------------------------------------------------------------------
 
 _WRITERS: Final = frozenset({"writefile", "write", "create", "createfile", "createnewfile", "newfile", "savefile"})
-"""Names of tools that write a whole file, without case and separators."""
+"""Names of tools that write a whole file, in lower case and without separators."""
 
 _PATHS: Final = ("path", "file_path", "filePath", "filepath", "absolute_path", "target_file", "filename", "file")
 _CONTENTS: Final = ("content", "contents", "file_text", "fileText", "text")
@@ -36,12 +36,12 @@ class WrittenFile(msgspec.Struct, frozen=True):
 
 
 def plain_name(tool: str) -> str:
-    """Write a tool's name without case and separators, and without the server's name of an MCP tool."""
+    """Return a tool's name in lower case, without separators and without the name of an MCP server."""
     return re.sub(r"[^a-z0-9]", "", tool.rpartition("__")[2].lower())
 
 
 def written(tool: str, value: Json) -> WrittenFile | None:
-    """Read a tool's call as the writing of one file; None if it is another tool or names no file."""
+    """Return the file that a tool's call writes; None if the tool writes no file or the call names none."""
     if tool.startswith("mcp__") or not isinstance(value, dict):
         return None
     if plain_name(tool) not in _WRITERS and "write_file" not in tool_names(tool):
@@ -59,8 +59,8 @@ def likeness(claimed: str, data: bytes) -> Likeness:
     """Compare a claimed text with a file's bytes.
 
     Returns:
-        `same` where they have the same words in the same order: line ends, byte order marks and formatters change no
-        more; `alike` where they share half of their words or more; else `other`.
+        `same` if they have the same words in the same order, as line ends, byte order marks and formatters change no
+        words; `alike` if they share at least half of their words; else `other`.
     """
     if max(len(claimed), len(data)) > TEXT_CHARS_MAX:
         return "alike"
@@ -92,13 +92,13 @@ _BETWEEN_WORDS: Final = re.compile(r"[\s/\"]+")
 
 
 def changed_lines(text: str) -> Counter[str]:
-    """Count the lines that a patch adds or removes, whatever options of git say about blanks, names and context."""
+    """Count the lines that a patch adds or removes; git's options for blanks, names and context make no difference."""
     lines = (line.rstrip() for line in _ANSI.sub("", text).splitlines())
     return Counter(line for line in lines if line[:1] in ("+", "-") and line[:3] not in ("+++", "---") and line[1:])
 
 
 def unchanged_file(text: str, changed: Set[str]) -> str | None:
-    """Return the first line of a git status or a diff's summary that names a file which has not changed, if any.
+    """Return the first line of a git status or a diff's summary that names an unchanged file; None if there is none.
 
     A line is about a changed file if one of its words is a part of a changed path: git shortens and joins names.
     """

@@ -31,7 +31,7 @@ def enforcement_of(state: RunState) -> Json:
     for name, rows in (("violations", violations(state) + shortfalls(state)), ("attempts", _attempts(state))):
         if rows:
             held[name] = rows
-    # A rule's pattern comes from the caller, and a reason from the host.
+    # Patterns come from the caller and reasons from the host, so either may contain a secret.
     return state.redactor.json(held)[0]
 
 
@@ -56,7 +56,7 @@ def held_by(state: RunState, layers: Mapping[str, Layer] = _NO_LAYERS) -> dict[s
 
 
 def violations(state: RunState) -> list[dict[str, str]]:
-    """Return a row for each thing that was done although a rule forbids it; a denied call was not done."""
+    """Return a row for each call or change that was made although a rule forbids it; a denied call was not made."""
     open_ = [it for it in state.objections if not it.is_settled]
     done = [_row(it) for it in open_ if not _is_attempt(state, it)]
     named = {id(it.call) for it in open_ if it.call is not None}
@@ -103,7 +103,7 @@ def _layers(state: RunState) -> dict[str, Layer]:
 
 
 def _why_not_host(state: RunState, name: str) -> str:
-    """Return why the host may not have enforced the rules of a list; empty if it has."""
+    """Return why the host may have failed to enforce the rules of a list; empty if it has enforced them."""
     book = state.book
     if "ask/1" not in state.extensions:
         return "the host does not ask before its tools run (ask/1)"
@@ -130,7 +130,7 @@ def _shortfall(state: RunState, rules: Sequence[Mapping[str, Json]], label: Mapp
 
 
 def _uncontained(state: RunState) -> dict[str, Json]:
-    """Return the label of a host without a sandbox."""
+    """Return the description of a host without a sandbox, for the receipt."""
     names = ("files", "credentials", "sockets", "network", "syscalls", "limits", "processes", "environment")
     kinds: dict[str, Json] = {name: {"state": "none"} for name in names}
     if state.guarded:

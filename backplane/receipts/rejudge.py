@@ -30,8 +30,8 @@ from backplane.receipts.journal import HeadOrder, read_head
 from backplane.receipts.store import Store
 
 CALLS_OPEN_MAX: Final = 1000
-"""Maximum calls that wait for their ask; agents have a few at once. An ask about a further call counts as a decision of
-its own."""
+"""Maximum number of calls that wait for their ask; agents have a few at once. An ask about a further call counts as a
+separate decision."""
 
 SUBJECT_CHARS_MAX: Final = 400
 """Maximum length of a decision's subject; a longer one, such as a command, is cut."""
@@ -63,7 +63,7 @@ class Redecided(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     answered: str | None = None
     """The answer to the host in the run: `allow`, `deny` or `modify`; None without an ask."""
     by: str | None = None
-    """Source of the answer: policy, hook, caller, default."""
+    """Source of the answer: `policy`, `hook`, `caller` or `default`; None without an ask."""
 
 
 class Backtest:
@@ -190,7 +190,7 @@ class Backtest:
         self._write(event.path, event.path, "file_changed", self._event)
 
     def _write(self, path: str, shown: str, kind: str, place: int | None) -> None:
-        """Decide on a changed file; if its call differs for the same reason, that is the same decision."""
+        """Decide on a changed file; a difference that its call has for the same reason is counted once."""
         number = self.decisions
         self.decisions += 1
         both = self._both(lambda policy: policy.decide_write(path, self._root))
@@ -242,7 +242,7 @@ _JUDGES: Final[dict[type[Any], Any]] = {
 # The store ------------------------------------------------------------------------------------------------------------
 
 POLICIES_MAX: Final = 64
-"""Maximum compiled policies of stored runs; a user has a few."""
+"""Maximum number of compiled policies of stored runs; a user has a few."""
 
 
 class Rejudged(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,7 +253,7 @@ class Rejudged(msgspec.Struct, frozen=True, kw_only=True):
     """Number of decisions, each by both policies."""
     differing: tuple[Redecided, ...] = ()
     unjudged: str | None = None
-    """Why the run, or a part of it, could not be judged; None if all of it was."""
+    """Why the run, or a part of it, could not be judged; None if all was judged."""
 
 
 class Rejudge:

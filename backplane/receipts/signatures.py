@@ -1,7 +1,7 @@
-"""Signatures over sealed hashes: DSSE envelopes of in-toto statements, signed with Ed25519.
+"""Signs and verifies the hashes of receipts: DSSE envelopes of in-toto statements, signed with Ed25519.
 
-A signature lies beside its receipt, never in it, in `signatures/RUN.dsse.json` of the state
-folder. The library `cryptography` is loaded only where a key is used.
+A signature is not part of its receipt; it is in `signatures/RUN.dsse.json` of the state folder. The library
+`cryptography` is loaded only if a key is used.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ CHECKPOINT_TYPE: Final = "urn:abp:v0.1:checkpoint"
 FOLDER: Final = "signatures"
 SUFFIX: Final = ".dsse.json"
 KEY_BYTES_MAX: Final = 16 * 1024
-"""Size limit of a key's file; a key in PEM has 120 bytes."""
+"""Maximum size of a key's file; a key in PEM has 120 bytes."""
 ENVELOPE_BYTES_MAX: Final = 64 * 1024
-"""Size limit of an envelope; a usual one has 1 KiB, one with signatures of others a few."""
+"""Maximum size of an envelope; a usual one has 1 KiB, and one with several signatures a few KiB."""
 _HEX: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -46,7 +46,7 @@ class Signature(msgspec.Struct, frozen=True):
 
     sig: bytes
     keyid: str = ""
-    """Name of the key, by `key_id`; only a hint, it decides nothing."""
+    """Name of the key, from `key_id`; only a hint, which verification ignores."""
 
 
 class Envelope(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class Statement(msgspec.Struct, frozen=True, rename={"type": "_type"}):
 
 
 class Signer:
-    """A private key, ready to sign. Raises ConfigError, `config_invalid`: as `private_key`."""
+    """Signs with one private key. Raises ConfigError, `config_invalid`: as `private_key`."""
 
     def __init__(self, key: str) -> None:
         self._key = private_key(key)
@@ -155,7 +155,7 @@ def read_checkpoint(data: bytes, key: Ed25519PublicKey | None) -> ChainCheckpoin
     """Read a checkpoint of the chain, which must be signed if a key is given.
 
     Raises:
-        ValueError: it is none, it is signed and no key is given, or the signature does not hold.
+        ValueError: it is no checkpoint, it is signed and no key is given, or the signature is wrong.
     """
     if key is not None:
         return msgspec.convert(verified(data, key, CHECKPOINT_TYPE).predicate, ChainCheckpoint)
@@ -171,7 +171,7 @@ def private_key(key: str) -> Ed25519PrivateKey:
     """Load a private key.
 
     Args:
-        key: a file's path; or the key itself, as PEM or as 64 hexadecimal digits of its seed.
+        key: path of a file, or the key itself, as PEM or as 64 hexadecimal digits of its seed.
 
     Raises:
         ConfigError: `config_invalid`: the library is missing, or this is no private Ed25519 key; the message does not
@@ -198,7 +198,7 @@ def _loaded(
         made = from_bytes(data) if len(data) == 32 else from_pem(data)
         if isinstance(made, kind):
             return made
-    except Exception as error:  # The library has a dozen classes for a file that is no key.
+    except Exception as error:  # The library raises a dozen classes for a file that is no key.
         cause = error
     fact = f"{name} is no {word} Ed25519 key, in PEM without a password, or as 32 bytes"
     make = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out key.pub"
@@ -212,7 +212,7 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 
 def _library() -> tuple[Any, Any]:
-    """Load the modules for keys and for their files."""
+    """Load and return the modules for Ed25519 keys and for their files."""
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -246,7 +246,7 @@ def path_of(home: Path, run_id: str) -> Path:
 
 
 def keep(home: Path, run_id: str, envelope: bytes) -> None:
-    """Write a signature beside the store, all of it or nothing.
+    """Write a signature's file atomically.
 
     Raises:
         StoreError: `receipt_store_failed`.
