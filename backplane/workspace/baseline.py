@@ -25,7 +25,7 @@ _Signature = tuple[int, int, int, int, int]
 
 
 class Known(msgspec.Struct, frozen=True, gc=False):
-    """One file or link at the start."""
+    """One file or link as it was at the start."""
 
     signature: _Signature
     leaf: Leaf | None = None
@@ -50,7 +50,7 @@ class Changes(msgspec.Struct):
 
 
 def signature(facts: os.stat_result) -> _Signature:
-    """Return facts of which at least one differs after a change of the file; no program can set the change time."""
+    """Return facts of which at least one differs once the file has changed; no program can set the change time."""
     return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_mode
 
 
@@ -73,7 +73,7 @@ def read_leaf(path: str, facts: os.stat_result, *, sha256: bool) -> tuple[Leaf, 
 
 
 class Baseline:
-    """The files of a workspace at the start: `note` adds one, `seal` ends this, `find_changes` compares."""
+    """Records the files of a workspace at the start: `note` adds a file, `seal` ends this, `find_changes` compares."""
 
     def __init__(self) -> None:
         self.known: dict[str, Known] = {}

@@ -31,7 +31,7 @@ _TREE: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One kept state, as the receipt lists it."""
+    """One checkpoint, as the receipt lists it."""
 
     id: str
     name: str
@@ -59,7 +59,7 @@ class Checkpoints:
         self._count = 0
 
     def make(self, at: str) -> Checkpoint | None:
-        """Keep the present state; return None if it is the same as the last one kept.
+        """Store the present state; return None if it is the same as the last stored one.
 
         Args:
             at: the present time in the contract's print form.
@@ -137,7 +137,7 @@ def load(run_dir: Path, checkpoint: Checkpoint) -> SavedPatch:
 def rewind_original(
     run_dir: Path, to: Checkpoint | None, *, record_sha256: str | None = None, check: bool = False
 ) -> Applied:
-    """Restore a workspace with a run's result to the state of a checkpoint. Blocking.
+    """Restore a folder, to which a run's result was applied, to the state of a checkpoint. Blocking.
 
     Args:
         to: the checkpoint; None for the start.

@@ -1,7 +1,7 @@
 """Reads the original's own repository: which files are tracked, and which rules ignore others.
 
-Its files are read, nothing of it is run. A `.git` file (a linked worktree, a submodule) and a repository above the
-workspace are found as git finds them.
+Its files are only read, and no program in it is started. A `.git` file (a linked worktree, a submodule) and a
+repository above the workspace are found as git finds them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from backplane.workspace.tree import GIT_NAME, Listing, Scope, read_short, remov
 RULES_NAME: Final = ".gitignore"
 
 RULES_BYTES_MAX: Final = 1 << 20
-"""Size in bytes of the longest file of ignore rules that is obeyed; git's documentation shows none over a few KiB."""
+"""Maximum size in bytes of a file with ignore rules; a larger one is ignored. Usual ones have a few KiB."""
 
 RULES_S_MAX: Final = 20.0
-"""Seconds for git to match a workspace's rules. A million files take some seconds; each `**/` of a rule doubles the
-time."""
+"""Maximum seconds for git to match a workspace's rules. A million files take some seconds; each `**/` in a rule doubles
+the time."""
 
 ANY_NAME: Final = "backplane-asks"
-"""Name of a file that only a rule for its whole folder ignores."""
+"""Name of a file that no rule matches, unless the rule ignores the whole folder."""
 
 _POINTER_BYTES_MAX: Final = 8192
-"""Size in bytes of the longest `.git` file, which has one path."""
+"""Maximum size in bytes of a `.git` file, which contains one path."""
 
 Rules = Mapping[str, bytes]
 """The contents of `.gitignore` files, by folder (with a slash at the end)."""
@@ -48,7 +48,7 @@ class Repository(msgspec.Struct, frozen=True):
     git_dir: Path | None = None
     """The folder with its index; None if there is no repository."""
     common: Path | None = None
-    """The folder of its refs and objects, which linked worktrees share."""
+    """The folder with its refs and objects, which linked worktrees share; None if there is no repository."""
     excluded: bytes = b""
     """The user's own ignore rules, and after them those of `info/exclude`, which are stronger."""
     prefix: str = ""
@@ -70,7 +70,7 @@ class Repository(msgspec.Struct, frozen=True):
         return b"objectformat=sha256" in words or (b"objectformat" in words and b"sha256" in words)
 
     def tracked(self, at: Repo) -> dict[str, Leaf | None] | None:
-        """Return the tracked files of the workspace; None if they cannot be found out.
+        """Return the tracked files of the workspace; None if they cannot be listed.
 
         Args:
             at: a repository of ours with names of the same kind.
@@ -127,7 +127,7 @@ def find(root: Path, users: bytes = b"") -> Repository:
 
 
 def _top_above(root: Path) -> Path | None:
-    """Return the nearest folder above that has a repository, on the same file system and of the same user."""
+    """Return the nearest folder above with a repository, if it is on the same file system and of the same user."""
     with suppress(OSError):
         facts = root.stat()
         for folder in root.parents:
@@ -156,7 +156,7 @@ def _pointed(folder: Path, name: str, before: bytes = b"") -> Path:
 
 
 def copy_index(git_dir: Path, to: Path) -> None:
-    """Copy an index with its times, and the shared one that completes a split index. Raises OSError."""
+    """Copy an index with its times, and the shared index to which it refers if it is split. Raises OSError."""
     for name in ("index", *(path.name for path in to.glob("sharedindex.*"))):
         (to / name).unlink(missing_ok=True)
     copy_whole(str(git_dir / "index"), str(to / "index"))
@@ -186,7 +186,7 @@ def _rules(path: Path) -> bytes:
 
 
 def _ruling(rules: bytes) -> bytes:
-    """Return the text of rules; empty if it has only comments, as git's own template."""
+    """Return the text of rules; empty if it has only comments, as git's template has."""
     return rules if any(line.strip() and not line.startswith(b"#") for line in rules.splitlines()) else b""
 
 
@@ -212,7 +212,7 @@ def _ask(at: Repo, paths: list[str], rules: Rules, excluded: bytes) -> set[str]:
         (shadow / folder).mkdir(parents=True, exist_ok=True)
         (shadow / folder / RULES_NAME).write_bytes(text)
     (at.folder / "info/exclude").write_bytes(excluded)
-    # "./" before each, because ":" at the start would be git's own syntax.
+    # "./" is added, because git gives ":" at the start of a path a special meaning.
     asked = b"".join(b"./%s\0" % os.fsencode(path) for path in paths)
     settings = {"GIT_WORK_TREE": str(shadow)}
     slow = f"a rule with many '**/' takes git for ever: simplify it, or leave the '{RULES_NAME}' out with --exclude"

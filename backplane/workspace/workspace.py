@@ -252,7 +252,7 @@ class Workspace:
         return len(dropped)
 
     def close(self) -> None:
-        """Remove everything temporary; the run's folder stays. Raises WorkspaceError `execution_workspace_error`."""
+        """Remove all temporary files; the run's folder stays. Raises WorkspaceError `execution_workspace_error`."""
         try:
             if not self._is_slim:
                 slim(self.run_dir)
