@@ -292,7 +292,7 @@ def explain(error: msgspec.ValidationError, shape: Any) -> str:
 
 
 def explained(error: msgspec.ValidationError, shape: Any) -> tuple[str, str]:
-    """Return the explanation of `explain` and, as a second text, the path, such as `.required[0].min_support`."""
+    """Return the explanation of `explain`, and the path of the value, such as `.required[0].min_support`."""
     found = _PARTS.fullmatch(str(error))
     fact, path = (found[1], found[2] or "") if found is not None else (str(error), "")
     if (word := _NO_CHOICE.fullmatch(fact)) is not None:

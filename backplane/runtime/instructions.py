@@ -54,7 +54,7 @@ def read_instructions(tree: Path, original: Path, policy: Policy) -> ProjectInst
     Args:
         tree: the folder that the agent works in: the copy, or the original itself.
         original: the folder that the order names; the folders above are its folders.
-        policy: a file that it does not allow to be read is passed over.
+        policy: files that it does not allow to read are skipped.
     """
     rows: list[dict[str, Json]] = []
     texts: list[str] = []
