@@ -53,6 +53,9 @@ ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 FOREIGN_MEMBERS: Final = ("api_base", "api_key", "base_url")
 """Members by which clients of some gateways name the service; a request with one of them is refused."""
 
+ACCOUNT_HEADERS: Final = frozenset({"openai-organization", "openai-project"})
+"""Headers that choose who pays for a request, which only the gateway's configuration does."""
+
 PASSED: Final[Mapping[str, tuple[str, ...]]] = {
     "/embeddings": ("openai_compatible", "openai_responses"),
     "/responses/compact": ("openai_responses",),
@@ -158,7 +161,9 @@ class Exchange:
         self.report = ExchangeReport()
         self._body, self._shared, self._owner, self._id = body, shared, owner, id
         self._headers = {
-            name: value for name, value in headers.items() if name.startswith(call.front.own_headers or ("\0",))
+            name: value
+            for name, value in headers.items()
+            if name.startswith(call.front.own_headers or ("\0",)) and name not in ACCOUNT_HEADERS
         }
         self._customs: frozenset[str] = frozenset()
         self._previous = self._found_previous()
@@ -316,14 +321,12 @@ class Exchange:
             request = self._own(target)
             return self._body if request is self.document else encode(request)
         name, rows = f"models/{target.model}", self.document.get("requests")
-        if name == f"models/{self.call.model}":
-            return self._body
         renamed = {**self.document, **({"model": name} if "model" in self.document else {})}
         if isinstance(rows, list):
             renamed["requests"] = [{**row, "model": name} if isinstance(row, dict) else row for row in rows]
         if isinstance(inner := self.document.get(_WRAPPED), dict):
             renamed[_WRAPPED] = {**inner, "model": name}
-        return encode(renamed)
+        return self._body if renamed == self.document else encode(renamed)
 
     async def _count(self, target: ModelTarget, reply: ReplySink) -> None:
         """Ask the service how many tokens the request has; if it cannot count, estimate them by its size."""
@@ -483,6 +486,12 @@ def unknown_response(id: str) -> Refused:
 
 def check_members(document: Mapping[str, Any]) -> None:
     """Raise TranslationError (`dialect_mapping_failed`) if a request has a member that names a service."""
+    spelt = [name for name in document if name != "model" and name.lower() == "model"]
+    if spelt:
+        raise TranslationError(
+            "dialect_mapping_failed",
+            f"the request has {spelt[0]!r}, which some services read as its model; write 'model'",
+        )
     found = [name for name in FOREIGN_MEMBERS if name in document]
     if found:
         raise TranslationError(

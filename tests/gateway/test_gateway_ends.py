@@ -23,8 +23,9 @@ from backplane.gateway.routes import ModelRoutes
 from backplane.testing import Fault, ModelServer, ProtocolName, ScriptUsage, Turn
 from backplane.view.exchanges import diagnose_exchange
 from tests.gateway.ground import backend, gateway
-from tests.gateway.test_gateway import BEARER, CHAT, MESSAGES, PRICES, RESPONSES, client, said
+from tests.gateway.test_gateway import BEARER, CHAT, GEMINI, MESSAGES, PRICES, RESPONSES, client, said
 from tests.gateway.test_gateway_cases import posted
+from tests.gateway.test_gateway_kept import plain_service, row
 from tests.scripted import question
 
 DOWN = Turn(fault=Fault(status=503, message="out to lunch"))
@@ -117,6 +118,39 @@ def test_a_client_that_does_not_read_its_answer_ends(monkeypatch: pytest.MonkeyP
             (found,) = gate.ends
             assert end.fileno() > 0
     assert (found.end, found.cost) == ("left", None)
+
+
+# What only the configuration decides ----------------------------------------------------------------------------------
+
+
+def test_a_client_names_no_other_model_beside_the_one_that_it_may_ask() -> None:
+    given: dict[str, Any] = {"key": None, "clients": client(models=("cheap",))}
+    with ModelServer(Turn(text="hi")) as server, gateway({"a": backend(server, CHAT)}, {"*": "a"}, **given) as gate:
+        path, body = question(CHAT)
+        answer = httpx.post(gate.url + path, json={**body, "model": "cheap", "MODEL": "dear"}, headers=BEARER)
+        assert not server.requests
+    assert (answer.status_code, "'MODEL'" in answer.text) == (400, True)
+
+
+def test_the_parts_of_a_batch_have_the_model_of_its_path() -> None:
+    with (
+        plain_service({":batchEmbedContents": {"embeddings": []}}) as asked,
+        gateway({"s": row(asked, GEMINI)}, {"*": "s"}) as gate,
+    ):
+        body = {"requests": [{"model": "models/dear", "content": {"parts": [{"text": "x"}]}}]}
+        httpx.post(f"{gate.url}/v1beta/models/cheap:batchEmbedContents", json=body, headers=BEARER)
+    assert [one["model"] for _, _, sent in asked for one in sent["requests"]] == ["models/cheap"]
+
+
+def test_a_client_does_not_choose_who_pays() -> None:
+    options = {"headers": {"openai-project": "ours"}}
+    with ModelServer(Turn(text="hi")) as server, gateway({"a": backend(server, CHAT, **options)}, {"m": "a"}) as gate:
+        path, body = question(CHAT)
+        own = {"openai-project": "theirs", "openai-organization": "theirs", "openai-beta": "x"}
+        assert httpx.post(gate.url + path, json=body, headers={**BEARER, **own}).status_code == 200
+        (request,) = server.requests
+    found = {name: value for name, value in request.headers.items() if name.startswith("openai-")}
+    assert found == {"openai-project": "ours", "openai-beta": "x"}
 
 
 # What nobody knows is not shown as 0 ---------------------------------------------------------------------------------
