@@ -77,11 +77,7 @@ class Times:
 
 
 class Standing:
-<<<<<<< HEAD
-    """State of one service after its last requests: its times, its failures, and the end of its pause."""
-=======
-    """What the last requests to a service and model say of it: its times, and until when it rests."""
->>>>>>> 20d739ef (Let a service rest for the model that failed alone)
+    """State of a service and model after its last requests: its times, its failures, and the end of its pause."""
 
     def __init__(self) -> None:
         self._whole, self._streams = Times(), Times()
@@ -89,15 +85,9 @@ class Standing:
         self._circuit_until_ms = 0
         self._limited_until_ms = 0
 
-<<<<<<< HEAD
-    def times(self, model: str, *, stream: bool) -> Times:
-        """Return the times of a model, either those of streams or those of other answers."""
-        return self._times.setdefault((model, stream), Times())
-=======
     def times(self, *, stream: bool) -> Times:
-        """Return the times of its streams, or of its whole answers."""
+        """Return the times, either those of streams or those of other answers."""
         return self._streams if stream else self._whole
->>>>>>> 20d739ef (Let a service rest for the model that failed alone)
 
     def note(self, failure: UpstreamFailure | None, now: int) -> bool:
         """Note the end of a request; return True if the service failed by its own fault.
