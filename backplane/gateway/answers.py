@@ -56,7 +56,7 @@ def date(chunk: dict[str, Any], now_s: int) -> None:
 
 
 class Passing:
-    """Hands the bytes of an answer on unchanged, and reads its counters.
+    """Hands an answer on without translation, and reads its counters.
 
     Args:
         hides_usage: leave the counters out of a stream, because the gateway asked for them and the client did not.
@@ -100,7 +100,7 @@ class Passing:
         return [*shown, framing.done_bytes()] if self._hides_usage and self._meter.framing.is_done else shown
 
     def break_off(self, _why: str) -> list[bytes]:
-        """Return the end of an answer whose connection broke."""
+        """Return nothing, as the client's connection breaks, too."""
         return []
 
     def _shown(self, documents: list[Any]) -> list[bytes]:

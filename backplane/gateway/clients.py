@@ -21,7 +21,7 @@ OPEN_MAX: Final = 600
 
 MINUTE_S: Final = 60.0
 RETRY_S: Final = 5
-"""Seconds after which a client may try again when too many of its requests are open."""
+"""Seconds after which a client may try again if too many of its requests are open."""
 
 KEY_PREFIX: Final = "bpk-"
 """Prefix of each key, by which people and secret scanners recognise it."""

@@ -63,8 +63,8 @@ class ExchangeEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
     model: str | None = None
     """The model that was asked there."""
     considered: tuple[str, ...] = ()
-    """Services of the route in the order of the choice, each with what decided, or why it rests; empty if there was
-    only one."""
+    """Services of the route in the order of the choice, each with the facts that decided, or why it rests; empty if
+    the route has only one."""
     tried: tuple[str, ...] = ()
     """Services that failed before, with their codes."""
     tokens: dict[str, int] | None = None
@@ -121,8 +121,8 @@ class RecordedExchange(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     """The model that was asked there."""
     considered: tuple[str, ...] = ()
-    """Services of the route in the order of the choice, each with what decided, or why it rests; empty if there was
-    only one."""
+    """Services of the route in the order of the choice, each with the facts that decided, or why it rests; empty if
+    the route has only one."""
     tried: tuple[str, ...] = ()
     """Services that failed before, with their codes."""
     tokens: dict[str, int] | None = None
