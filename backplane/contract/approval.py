@@ -22,7 +22,7 @@ class Decision(msgspec.Struct, frozen=True):
         reason: Why; the agent reads this text.
         input: The tool input to use instead; only with `modify`.
         text: An answer in words (`input`), or the output to show instead (`result`, with `modify`).
-        remember: `run` to apply this decision to further calls of the same tool in this run.
+        remember: `run` to decide like calls the same way for the rest of the run; `policy.remembered` says which.
 
     Raises:
         ConfigError: `config_invalid`, `decision` or `remember` has an unknown value.
@@ -44,7 +44,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 def misfit(decision: Decision, kind: str, input: Json | UnsetType = UNSET) -> str:
-    """Return why a decision does not answer an ask; empty if it does. The caller then denies the ask.
+    """Return why a decision does not answer an ask; empty if it does. A decision that does not answer allows nothing.
 
     Args:
         kind: kind of the ask.

@@ -175,7 +175,7 @@ class SessionFile(_ConversationValue, frozen=True, omit_defaults=False):
     """Id of the session from which this one was forked; None if it was not forked."""
     turns: tuple[SessionTurn, ...] = ()
     losses: tuple[str, ...] = ()
-    """Kinds of content that could not be converted, each once."""
+    """Descriptions of content that could not be converted, each once."""
 
     @property
     def first_words(self) -> str | None:

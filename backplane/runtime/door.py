@@ -56,7 +56,7 @@ class AnswerCommand(_Command, frozen=True, kw_only=True, tag="answer"):
     text: str | None = None
     """The answer in words, for a question that asks for words; None for other questions."""
     remember: Remember = "once"
-    """`run` to give the same answer for this tool until the run ends."""
+    """`run` to answer like calls the same way until the run ends (`policy.remembered`)."""
 
 
 class CancelCommand(_Command, frozen=True, kw_only=True, tag="cancel"):
