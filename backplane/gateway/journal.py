@@ -5,14 +5,12 @@ Nothing is synced to disk, so a power cut may lose the newest lines.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import secrets
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,8 +23,6 @@ from backplane.process.locks import try_lock
 
 FOLDER: Final = "gateway"
 SUFFIX: Final = ".jsonl"
-LOCK_S_MAX: Final = 2.0
-"""Seconds to wait for the lock on the record's folder; a gateway that was suspended may keep it for longer."""
 TICK_NS: Final = 1_000_000_000
 """Nanoseconds within which two changes of a folder may get the same time; on most file systems it is 4 ms."""
 RECENT_BYTES: Final = 512 * 1024
@@ -98,7 +94,6 @@ class ExchangeJournal:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             stamp = time.strftime("%Y-%m-%dT%H%M%S", time.gmtime())
             self.path = self._folder / f"{stamp}-{os.getpid()}-{secrets.token_hex(2)}{SUFFIX}"
-            self._lock = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             _lock(self._fd)
             self._take_over()
@@ -115,38 +110,22 @@ class ExchangeJournal:
         _append(self._fd, line)
         self._spending.take(line)
 
-    @contextmanager
-    def budget_of(self, client: str) -> Iterator[int]:
-        """Yield what a client has used of this month's budget at all gateways, in millionths of a dollar.
-
-        No other gateway can reserve anything until the block ends.
+    def used(self, client: str) -> int:
+        """Return what a client has used of this month's budget at all gateways, in millionths of a dollar.
 
         Raises:
-            StoreError: `receipt_store_failed`, another gateway keeps the lock for longer than `LOCK_S_MAX`, or its
-                file cannot be read.
+            StoreError: `receipt_store_failed`, the file of another gateway cannot be read.
         """
         try:
-            self._wait_lock()
-            try:
-                self._read_on()
-                yield self._spending.of(client, now()[:7])
-            finally:
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self._read_on()
         except OSError as error:
             fact = f"the budgets in {self._folder} cannot be read: {error.strerror or error}"
             raise StoreError("receipt_store_failed", fact) from error
-
-    def _wait_lock(self) -> None:
-        """Lock the folder; another gateway keeps the lock for about 100 µs. Raises TimeoutError after `LOCK_S_MAX`."""
-        deadline = time.monotonic() + LOCK_S_MAX
-        while not try_lock(self._lock):
-            if time.monotonic() > deadline:
-                raise TimeoutError(errno.ETIMEDOUT, "another gateway holds their lock and does not go on")
-            time.sleep(0.001)
+        return self._spending.of(client, now()[:7])
 
     def _read_on(self) -> None:
         """Read the new lines of other gateways' files."""
-        changed_ns = os.fstat(self._lock).st_mtime_ns
+        changed_ns = self._folder.stat().st_mtime_ns
         if changed_ns != self._listed_ns:
             for name in os.listdir(self._folder):
                 if name.endswith(SUFFIX) and name != self.path.name and name not in self._read:
@@ -195,7 +174,6 @@ class ExchangeJournal:
 
     def close(self) -> None:
         os.close(self._fd)
-        os.close(self._lock)
 
 
 def _lock(fd: int) -> bool:

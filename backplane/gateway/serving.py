@@ -138,9 +138,12 @@ class Gateway:
                 "policy_denied", f"this key has a budget, and what {model[:200]} will cost is unknown",
                 hint="ask agents with a key that has no `budget_usd`",
             )  # fmt: skip
-        with self._journal.budget_of(user.name) as used:
-            reserved = user.check_budget(used, _at_most(targets, work), targets[0].model)
-            write(reserved)
+        at_most = _at_most(targets, work)
+        reserved = user.check_budget(self._journal.used(user.name), at_most, targets[0].model)
+        write(reserved)
+        # Another gateway may have reserved meanwhile. Each one reads after it wrote, so of two that take the same money
+        # at least one finds the other. A lock would let a suspended gateway stop all others.
+        user.check_budget(self._journal.used(user.name) - reserved, at_most, targets[0].model)
         return _Entry(self._journal, self._bodies, user, id, body, reserved)
 
 

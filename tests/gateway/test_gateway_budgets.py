@@ -7,6 +7,8 @@ import json
 import os
 import re
 import stat
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,10 @@ from hypothesis import strategies as st
 
 from backplane.cli import main
 from backplane.dialects import framing
-from backplane.errors import StoreError
 from backplane.gateway.bodies import Bodies
+from backplane.gateway.clients import Client
 from backplane.gateway.journal import SUFFIX, ExchangeJournal, lines_of, new_id, now
 from backplane.gateway.record import ExchangeBegin, ExchangeEnd
-from backplane.process.locks import try_lock
 from backplane.redact.secrets import Redactor
 from backplane.testing import PROTOCOLS, Fault, ModelServer, ProtocolName, ScriptUsage, Turn
 from tests.gateway.ground import KEY, Gate, backend, gateway
@@ -81,21 +82,17 @@ def test_the_lines_of_another_start_are_read_once_and_torn_ones_later(tmp_path: 
     try:
         line = begin("ci", 70)
         one.write(line)
-        with two.budget_of("ci") as used:
-            assert used == 70
+        assert two.used("ci") == 70
         end = ExchangeEnd(id=line.id, at=now(), client="ci", end="complete", charged=30)
         data = msgspec.json.encode(end) + b"\n"
         with one.path.open("ab") as file:
             file.write(data[:20])
             file.flush()
-            with two.budget_of("ci") as used:
-                assert used == 70
+            assert two.used("ci") == 70
             file.write(data[20:])
         for _ in range(2):
-            with two.budget_of("ci") as used:
-                assert used == 30
-            with two.budget_of("other") as used:
-                assert used == 0
+            assert two.used("ci") == 30
+            assert two.used("other") == 0
     finally:
         one.close()
         two.close()
@@ -118,25 +115,44 @@ def test_a_start_that_began_later_is_seen(tmp_path: Path) -> None:
     for number in range(1, 4):
         later = ExchangeJournal(tmp_path)
         later.write(begin("ci", 10))
-        with one.budget_of("ci") as used:
-            assert used == 10 * number
+        assert one.used("ci") == 10 * number
         later.close()
     one.close()
 
 
-def test_a_reservation_waits_for_another_gateway_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backplane.gateway.journal.LOCK_S_MAX", 0.05)
-    journal = ExchangeJournal(tmp_path)
-    fd = os.open(tmp_path / "gateway", os.O_RDONLY)
-    try:
-        assert try_lock(fd)
-        with pytest.raises(StoreError, match="another gateway"), journal.budget_of("ci"):
-            raise AssertionError("the lock is taken")
-    finally:
-        os.close(fd)
-    with journal.budget_of("ci") as used:
-        assert used == 0
-    journal.close()
+def test_of_two_gateways_that_reserve_at_once_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = ExchangeJournal(tmp_path)
+    check, lines = Client.check_budget, [begin("ci", 2_000)]
+
+    def check_and_reserve(self: Client, *given: Any) -> int:
+        found = check(self, *given)
+        if lines:  # Between the look at the budget and the reservation.
+            other.write(lines.pop())
+        return found
+
+    monkeypatch.setattr(Client, "check_budget", check_and_reserve)
+    usage = ScriptUsage(input=1000, output=500)
+    with ModelServer([Turn(text="hi", usage=usage)] * 2) as server:
+        services, given = {"a": backend(server, CHAT, prices=PRICES)}, client(budget_usd=0.004)
+        with gateway(services, {"m": "a"}, tmp_path, key=None, clients=given) as gate:
+            assert said(gate, max_tokens=500)[0] == 403
+            assert server.requests == ()
+            assert other.used("ci") == 2_000
+    other.close()
+
+
+def test_gateways_that_reserve_at_once_never_spend_more_than_the_budget(tmp_path: Path) -> None:
+    usage, most = ScriptUsage(input=1000, output=500), 20_000
+    with ModelServer([Turn(text="hi", usage=usage)] * 200) as server:
+        services = {"a": backend(server, CHAT, prices=PRICES)}
+        given: dict[str, Any] = {"key": None, "clients": client(budget_usd=most / 1_000_000)}
+        with ExitStack() as opened:
+            gates = [opened.enter_context(gateway(services, {"m": "a"}, tmp_path, **given)) for _ in range(4)]
+            with ThreadPoolExecutor(8) as pool:
+                statuses = list(pool.map(lambda place: said(gates[place % 4], max_tokens=500)[0], range(40)))
+            ends = gates[0].ends
+    assert set(statuses) == {200, 403}
+    assert sum(end.charged for end in ends) == 2_000 * statuses.count(200) <= most
 
 
 # Bodies ---------------------------------------------------------------------------------------------------------------

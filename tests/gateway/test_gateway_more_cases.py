@@ -267,8 +267,7 @@ def test_a_reservation_is_charged_when_the_client_leaves_and_when_the_gateway_is
     killed.write(begin("ci", 70))
     killed.close()  # As a kill does, without the end's line.
     after = ExchangeJournal(tmp_path)
-    with after.budget_of("ci") as used:
-        assert used == reserved + 70
+    assert after.used("ci") == reserved + 70
     after.close()
 
 
