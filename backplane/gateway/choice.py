@@ -129,6 +129,8 @@ class RequestFacts(NamedTuple):
     longest: int | None
     """Maximum tokens of the answer; None if the request sets no limit."""
     stream: bool
+    is_measured: bool = True
+    """False if its time says nothing of the others, as that of a count of tokens."""
 
 
 class Choice(NamedTuple):
@@ -154,10 +156,11 @@ def order(strategy: StrategyName, targets: Sequence[ModelTarget], request: Reque
     ready = [place for place, rest in enumerate(rests) if not rest]
     key = key_of(strategy, [costs[place] for place in ready], [latencies[place] for place in ready])
     ready.sort(key=lambda place: key(costs[place], latencies[place]))
-    due = next((place for place in ready[1:] if is_timed and times[place].is_due(now)), None)
+    measures = is_timed and request.is_measured
+    due = next((place for place in ready[1:] if measures and times[place].is_due(now)), None)
     if due is not None:
         ready.sort(key=lambda place: place != due)
-    for place in ready:
+    for place in ready if measures else ():
         times[place].passed = 0 if place == ready[0] else times[place].passed + 1
 
     def words(place: int) -> str:
@@ -168,7 +171,7 @@ def order(strategy: StrategyName, targets: Sequence[ModelTarget], request: Reque
         if is_timed:
             facts.append("time unknown" if latencies[place] is None else f"{latencies[place]} ms")
         if place == due:
-            facts.append("asked for its time")
+            facts.append("measured anew")
         return f"{one.backend}/{one.model}{': ' if facts else ''}{', '.join(facts)}"
 
     places = [*ready, *(place for place, rest in enumerate(rests) if rest)]

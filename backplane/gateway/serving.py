@@ -79,7 +79,9 @@ class Gateway:
         """Return a model's services, in the order to ask them for one request; the facts that decided are reported."""
         if model in self._agents:
             return (self._agents[model],)
-        found = self.routes.choose(model, RequestFacts(work.size, work.longest, work.stream))
+        found = self.routes.choose(
+            model, RequestFacts(work.size, work.longest, work.stream, work.call.action == "generate")
+        )
         work.report.considered = found.considered if len(found.targets) > 1 else ()
         return found.targets
 

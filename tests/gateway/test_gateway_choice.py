@@ -127,7 +127,14 @@ def test_a_service_whose_time_nobody_knows_is_first_for_one_of_many_requests(str
     b.standing.times(stream=True).add(NOW, 900)
     assert "b" not in [names(strategy, a, b)[0] for _ in range(2 * PASSED_MAX)]
     a.standing.times(stream=True).add(NOW + PERIOD_MS, 100)
-    assert order(strategy, (a, b), ASKED, NOW + PERIOD_MS).considered[0].endswith("asked for its time")  # type: ignore[arg-type]
+    assert order(strategy, (a, b), ASKED, NOW + PERIOD_MS).considered[0].endswith("measured anew")  # type: ignore[arg-type]
+
+
+def test_a_count_of_tokens_measures_no_service() -> None:
+    a, b = service("a", CHEAP, 100), service("b", CHEAP)
+    count = ASKED._replace(is_measured=False)
+    assert "b" not in [names("latency", a, b, request=count)[0] for _ in range(2 * PASSED_MAX)]
+    assert names("latency", a, b) == "ab"
 
 
 # Rests ----------------------------------------------------------------------------------------------------------------
