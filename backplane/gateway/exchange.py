@@ -54,7 +54,7 @@ FOREIGN_MEMBERS: Final = ("api_base", "api_key", "base_url")
 """Members by which clients of some gateways name the service; a request with one of them is refused."""
 
 ACCOUNT_HEADERS: Final = frozenset({"openai-organization", "openai-project"})
-"""Headers that choose who pays for a request, which only the gateway's configuration does."""
+"""Headers that name an account to be billed; they are not sent on, as only the gateway's configuration names one."""
 
 PASSED: Final[Mapping[str, tuple[str, ...]]] = {
     "/embeddings": ("openai_compatible", "openai_responses"),

@@ -35,7 +35,7 @@ class ModelRow(msgspec.Struct, frozen=True):
 
 
 class Front(msgspec.Struct, frozen=True, kw_only=True):
-    """One interface."""
+    """One interface that clients can speak."""
 
     name: str
     dialect: str

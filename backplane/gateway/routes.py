@@ -29,7 +29,7 @@ USUAL: Final[Mapping[str, tuple[str, ...]]] = {
 """Preset → patterns of its models' names. Without a configured table, the presets whose keys are set form it."""
 
 STANDINGS_MAX: Final = 500
-"""Services and models whose times and rests are kept; a client may ask any name that a pattern matches."""
+"""Maximum pairs of service and model whose times and pauses are kept: a pattern may match any number of names."""
 
 GLOB: Final = re.compile(r"[*?\[]")
 
@@ -41,7 +41,7 @@ class ModelTarget(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: Endpoint
     model: str
     standing: Standing
-    """The service's times and pauses, shared by all its targets."""
+    """Times and pauses of the service with this model; requests share it."""
     configured_price: Price | None = None
 
     @property
@@ -168,7 +168,7 @@ class ModelRoutes:
         )  # fmt: skip
 
     def _asked_at(self, service: str, asked: str) -> tuple[str, str]:
-        """Return the backend of a service, and the model to ask there."""
+        """Return the backend in a route, and the service's name of the model."""
         backend, _, model = service.partition("/")
         return backend, model or self._endpoint(backend, asked).model or asked
 

@@ -57,7 +57,7 @@ _PORT: Final = re.compile(r":[0-9]{1,5}\Z")
 """Matches the port at the end of a `Host` header."""
 
 HTTP_PORT: Final = 80
-"""Port that clients leave out of the header Host."""
+"""Port of HTTP, which clients leave out of the header `Host`."""
 
 
 def own_address(end: socket.socket) -> str:

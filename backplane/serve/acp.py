@@ -107,7 +107,7 @@ class AcpAgent:
         """Check the backend and the policy of new sessions; a backend that is not ready yet is no error.
 
         Args:
-            folder: a configuration is searched for here.
+            folder: folder in which a configuration file is searched for.
 
         Raises:
             ConfigError: `config_invalid`, the configuration is wrong, or there is no such policy.
