@@ -89,13 +89,13 @@ class Bodies:
             return answer
         texts: dict[object, list[_Place]] = {}
         for document in documents:
-            for place in _texts(document):
+            for place in _texts(document) if isinstance(document, dict | list) else ():
                 texts.setdefault(place.text, []).append(place)
         total = 0
         for places in texts.values():
             cleaned, count = self._redactor.pieces([place.holder[place.member] for place in places])
             total += count
-            for place, text in zip(places, cleaned, strict=True):
+            for place, text in zip(places, cleaned, strict=True) if count else ():
                 place.holder[place.member] = text
         return b"".join(map(framing.sse_bytes, documents)) if total or skipped else answer
 
@@ -112,16 +112,20 @@ class _Place(NamedTuple):
 def _texts(document: Json) -> list[_Place]:
     """Return the places of all texts in an event; pieces of one text have the same path and the same `_NUMBERS`."""
     found: list[_Place] = []
-    waiting: list[tuple[Json, tuple[object, ...]]] = [(document, ())]
+    waiting: list[tuple[Any, tuple[object, ...]]] = [(document, ())]
     while waiting:
         value, path = waiting.pop()
-        if isinstance(value, dict):
-            path = (*path, *(value.get(name) if type(value.get(name)) in (int, str) else None for name in _NUMBERS))
-        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        items: Iterable[tuple[Any, Json]]
+        if type(value) is dict:
+            path = (*path, *[value[name] for name in _NUMBERS if type(value.get(name)) in (int, str)])
+            items = value.items()
+        else:
+            items = enumerate(value)
         for member, one in items:
-            if isinstance(one, str):
-                found.append(_Place((*path, member), value, member))
-            else:
+            kind = type(one)
+            if kind is str:
+                found.append(_Place((path, member), value, member))
+            elif kind is dict or kind is list:
                 waiting.append((one, (*path, member)))
     return found
 
