@@ -70,7 +70,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """The abilities that a backend declares."""
 
     levels: dict[str, Level] = {}
-    """Abilities and levels of the contract."""
+    """Ability → level, for abilities and levels that the contract has."""
     unknown: dict[str, Json] = {}
     """Abilities or levels that the contract does not have, as they were sent."""
 

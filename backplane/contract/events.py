@@ -376,7 +376,7 @@ def moved(ext: Ext, name: str, members: dict[str, Json], *, beside: str) -> dict
     """Return `ext` with unknown members under `ext[name]`; an earlier value of `ext[name]` is kept below it.
 
     Args:
-        beside: a name that no member has, for the earlier value: `{beside: {name: …}}`.
+        beside: key for the earlier value, which becomes `ext[name][beside][name]`; no member may have this name.
     """
     kept = ext if isinstance(ext, dict) else {}
     if name in kept:

@@ -134,7 +134,7 @@ The type is `Any` if the code that reads the setting gives a better error.
 
 
 def settings_of(vendor: Mapping[str, Json]) -> dict[str, Json]:
-    """Return our settings of an order, by name: those below `abp`, then flat keys `abp.NAME`."""
+    """Return our settings of an order, by name; a setting below `abp` overrides the flat key `abp.NAME`."""
     nested = vendor.get("abp")
     flat = {name[4:]: value for name, value in vendor.items() if name.startswith("abp.")}
     return {**flat, **nested} if isinstance(nested, dict) else flat
@@ -150,7 +150,7 @@ OTHERS_SETTINGS: Final = frozenset(
     {"client_mode", "client_persist", "client_session_key", "client_timeout_ms"}
     | {"dialect", "request", "source_dialect"}
 )
-"""Settings of the public implementation in the same place, which its hosts may heed."""
+"""Settings that the public implementation also puts below `abp`; hosts made for it may heed them."""
 
 
 OF_HOST: Final = {

@@ -336,7 +336,8 @@ def tightened(base: PolicyProfile, later: PolicyProfile, *, leave_out: bool = Fa
     """Return a policy with the rules of a later one, which cannot allow more.
 
     Args:
-        leave_out: leave out later rules that allow more, if one of their list remains; else they are refused.
+        leave_out: True to drop the later rules that allow more, unless their list would become empty; False to refuse
+            them.
 
     Raises:
         ConfigError: `config_invalid`, the later policy allows more.

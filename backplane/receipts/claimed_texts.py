@@ -87,7 +87,7 @@ def _decoded(data: bytes) -> str:
 
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*[mK]")
 _NAMES_A_FILE: Final = re.compile(r"diff --\w+ | \S.* \| |[ MADRCUT?!]{1,2} +[^\s(]|[12u] \S\S |\t\s*\S")
-"""Beginning of a line of git that names a file: of a diff without lines, its statistics, or a status in any form."""
+"""Beginning of a line in which git names a file: a diff's header, a line of `--stat`, or one of any status format."""
 _BETWEEN_WORDS: Final = re.compile(r"[\s/\"]+")
 
 

@@ -342,7 +342,11 @@ class Judge:
         return list(dict.fromkeys([*self._writes, *filter(None, made)]))[:NAMES_MAX]
 
     def differing(self, sha256: Mapping[str, str | None]) -> dict[int, str]:
-        """Return the calls whose text must be compared with the file: place in the trace → path."""
+        """Return the calls that wrote another content than the file has now: place of the call in the trace → path.
+
+        Args:
+            sha256: path → hash of the present file; files whose hash is None or empty are skipped.
+        """
         return {
             write.number: path
             for path, write in self._writes.items()

@@ -197,7 +197,7 @@ class Store:
         return self._index.rows("WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT ?", *_between(wanted))
 
     def of_orders(self, prefix: str) -> list[ReceiptRow]:
-        """Return the newest row of each order whose id has this beginning, one more than an error names."""
+        """Return the newest row of each order whose id has this beginning; at most `AMBIGUOUS_SHOWN + 1` rows."""
         newest = "SELECT MAX(sequence) FROM receipts WHERE work_order_id >= ? AND work_order_id < ?"
         where = f"WHERE sequence IN ({newest} GROUP BY work_order_id) ORDER BY work_order_id LIMIT ?"
         return self._index.rows(where, *_between(prefix))

@@ -25,8 +25,8 @@ STREAM_CHARS_MAX: Final = 100
 """Characters of a stream's name that are compared; longer names are cut."""
 
 SHAPE_BYTES_MAX: Final = 16 * 1024
-"""Maximum size of an event that is kept whole, to make the event of its delayed text; of a larger one, only the members
-that name its text are kept."""
+"""Maximum size in bytes of an event that is stored whole until its delayed text is sent. Of a larger event, only the
+members that name the text are stored."""
 
 MESSAGE_CHARS_MAX: Final = 200
 """Maximum length of the message of an output event: the last line of its text."""

@@ -131,7 +131,7 @@ class Selection(msgspec.Struct, frozen=True):
     """The paths that a history may contain."""
 
     denied: tuple[Globs, ...]
-    """Globs; a history with a path that one of them names, or a folder of it, is not shared."""
+    """Globs of forbidden paths; a history is not shared if one of them matches any of its files or folders."""
     include: Globs | None
     """Globs that have to name every path; None allows all."""
 

@@ -73,7 +73,7 @@ class Repository(msgspec.Struct, frozen=True):
         """Return the tracked files of the workspace; None if they cannot be listed.
 
         Args:
-            at: a repository of ours with names of the same kind.
+            at: a repository that backplane made, with the same hash algorithm; its index is overwritten, then removed.
 
         Returns:
             Each path with its entry in the index; None for a path in conflict.

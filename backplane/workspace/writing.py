@@ -104,7 +104,7 @@ def marked(run_dir: Path) -> Iterator[Mark]:
 
 
 def mark_of(run_dir: Path) -> Path:
-    """Return the path of a run's mark."""
+    """Return the path of the file that shows an unfinished write of a run's result."""
     return run_dir.with_name(f".{run_dir.name}{_END}")
 
 
