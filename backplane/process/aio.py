@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SECOND_LOOK_S: Final = 0.05
-"""Seconds of a second wait after a deadline: a process that continues after SIGSTOP sees its timers before its data."""
+"""Seconds to wait again after a deadline: a process that continues after SIGSTOP sees its timers before its data."""
 
 ACCEPT_AGAIN_S: Final = 0.05
 """Seconds until the next `accept` after one that failed because no descriptor was free or the client had gone."""

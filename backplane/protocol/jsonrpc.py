@@ -74,7 +74,7 @@ class Peer:
         self._lines = Lines(line_bytes_max)
         self._next = 0
         self.prefixed = 0
-        """Number of messages after control characters or terminal sequences, which were skipped."""
+        """Number of messages that were read after control characters or terminal sequences before them were skipped."""
 
     def call(self, method: str, params: Json) -> tuple[Id, bytes]:
         """Encode a call; return its new id, which the answer repeats, and its line."""

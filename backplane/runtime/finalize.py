@@ -90,7 +90,7 @@ def seal_run(
         end = lowered(end, error)
         facts.added.setdefault("error", cause(error))  # The first cause counts, as in `Run.error`.
         if workspace is not None and patch is None:
-            state_folder.close_workspace(workspace)  # On a full disk, the receipt needs its space.
+            state_folder.close_workspace(workspace)  # On a full disk, the receipt needs the copy's space.
     files = patch.path if patch is not None and patch.bytes else None
     seen_through = patch is not None and (error is None or isinstance(error, PolicyError))
     make = functools.partial(

@@ -147,7 +147,7 @@ async def ask_command(
                 while len(answer) <= ANSWER_BYTES_MAX and (data := await piece(child)) != b"":
                     answer += data or b""
                 if len(answer) <= ANSWER_BYTES_MAX:
-                    await child.wait(math.inf)  # The caller limits the time of all of it.
+                    await child.wait(math.inf)  # The caller limits the time of the whole call.
                 tasks.cancel_scope.cancel()
             await child.stop(grace_s=0.0)
     except BackendError as error:

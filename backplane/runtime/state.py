@@ -78,7 +78,7 @@ def signer_of(key: str | None) -> Signer | None:
     """Return a signer of receipts for a key; None without a key.
 
     Raises:
-        ConfigError: `config_invalid`, the key cannot be read, or the extra is missing.
+        ConfigError: `config_invalid`, the key cannot be read, or the extra `sign` is not installed.
     """
     if key is None:
         return None

@@ -53,7 +53,7 @@ class Probed(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """The layers of this machine."""
+    """The layers of isolation on this machine, and whether each is usable."""
 
     bubblewrap: Probed
     network: Probed
