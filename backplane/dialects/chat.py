@@ -890,7 +890,7 @@ class StreamReader(BlockReader):
         out += self.stop(choice.get("finish_reason"), f"{at}/finish_reason", choice=state.number)
 
     def end_all(self, choice: int | None = None) -> list[ir.StreamEvent]:
-        """End the open blocks, and add the audio as a whole block: its pieces are spread over all its members."""
+        """End the open blocks; add the audio as one whole block, because its members come in pieces."""
         out: list[ir.StreamEvent] = []
         states = [state for number, state in self.choices.items() if choice in (None, number)]
         for state in states:

@@ -483,7 +483,7 @@ def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
 # Streams --------------------------------------------------------------------------------------------------------------
 
 DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking"}
-"""Kind of a delta → its member, and the kind of its block."""
+"""Kind of a delta → the name of the member with its text, which is also the kind of its block."""
 
 
 class StreamReader(BlockReader):

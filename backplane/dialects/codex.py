@@ -1,8 +1,8 @@
 """OpenAI's Responses, which its agent Codex uses (platform.openai.com, read November 2026).
 
 A request and an answer are lists of items: messages, calls, results, reasoning. Adjacent items of the assistant become
-one message. In streams items begin and end, and their contents in them; the last event repeats the whole answer and
-takes precedence, because some gateways omit indices, starts and ends.
+one message. In streams, each item has a start and an end event, and so has each content inside an item; the last event
+repeats the whole answer and takes precedence, because some gateways omit indices, starts and ends.
 """
 
 from __future__ import annotations
@@ -359,7 +359,7 @@ def _write_output(part: ir.ToolOutput, notes: LossLedger) -> Json:
 
 
 def _word(part: ir.Part, notes: LossLedger) -> str:
-    """Return a hash of a block as part of an id, unique in the document; an edit of its own vendor's keeps the id."""
+    """Return a hash for a block's id, unique in the document; a block from Codex keeps it if its text is edited."""
     text = part.at if notes.is_home and part.at else f"{part.at} {getattr(part, 'text', '')}"
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
 

@@ -137,7 +137,7 @@ OPAQUE: Final = frozenset({
     "args", "response", "parameters", "parametersJsonSchema", "parameters_json_schema", "responseSchema",
     "response_schema", "responseJsonSchema", "response_json_schema", "labels",
 })  # fmt: skip
-"""Members whose values have names of the user, which are not respelled."""
+"""Members whose values contain names that the user chose; these names are not respelled."""
 _AFTER: Final = re.compile(r"(?<=[a-z0-9])_([a-z])")
 
 

@@ -110,7 +110,7 @@ class ToolUse(Part, frozen=True, kw_only=True, gc=False):
     name: str
     input: Json
     text: str | None = None
-    """The arguments as the vendor wrote them; they count only while they decode to `input`."""
+    """The arguments as the vendor wrote them, valid only while they decode to `input`; None if only `input` exists."""
     kind: Literal["function", "custom"] = "function"
     id_made: bool = False
     """True if backplane made the id because the vendor gave none; it is never sent back to that vendor."""

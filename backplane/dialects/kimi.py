@@ -38,7 +38,7 @@ FLAVOUR: Final = Flavour(
     can_force_tools=False, stops_max=5, bounds={"temperature": (0, 1), "n": (1, 5)},
     unknown_options=frozenset({"seed", "logprobs", "top_logprobs", "user", "verbosity", "service_tier", "metadata"}),
 )  # fmt: skip
-"""platform.kimi.ai, docs/api/chat and docs/guide/migrating-from-openai-to-kimi, read 2026-11: the options and contents
-that it lists, their bounds, and `tool_choice` without `required`."""
+"""The vendor's variant of the chat interface: its options, bounds and contents, and no `required` for `tool_choice`
+(platform.kimi.ai, docs/api/chat and docs/guide/migrating-from-openai-to-kimi, read 2026-11)."""
 
 DIALECT: Final = dialect_of(FLAVOUR, TOOL_NAMES, CAPABILITIES, DEFAULTS)

@@ -190,7 +190,7 @@ class Accumulator:
 
 
 def join(before: Json, after: Json) -> Json:
-    """Continue a value: append texts and lists, join objects member by member, replace anything else."""
+    """Continue a value: append texts and lists, join objects by member, replace the rest unless `after` is None."""
     if isinstance(before, str) and isinstance(after, str):
         return before + after
     if isinstance(before, list) and isinstance(after, list):

@@ -73,7 +73,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """Returns a member's name in the vendor's main spelling."""
 
     def to_ir(self, request: Json) -> Translated[Conversation]:
-        """Read a request. Raises `TranslationError` `dialect_mapping_failed` if the document is none."""
+        """Read a request. Raises `TranslationError` `dialect_mapping_failed` if the document is no request."""
         return self._read(self.read_request(request), request)
 
     def from_ir(self, conversation: Conversation) -> Translated[Json]:
