@@ -313,7 +313,7 @@ class Agent(BaseAgent):
         return {"usd_micros": None if price is None else most(price, sent, room), "tokens": sent + room}
 
     def _spend(self, costs: Mapping[str, int | None]) -> None:
-        """Add the highest cost of a call to the sum, which is unknown once any cost is."""
+        """Add a call's money and tokens to the highest possible totals; one unknown value makes its total unknown."""
         for name, more in costs.items():
             so_far = self._most[name]
             self._most[name] = None if so_far is None or more is None else so_far + more

@@ -80,7 +80,7 @@ def leaves_something(begun: AgentStart) -> bool:
 
 
 def first_of(error: BaseException) -> BaseException:
-    """Return the failure that caused a group."""
+    """Return the first failure in an exception group and its nested groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

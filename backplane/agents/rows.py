@@ -159,7 +159,7 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retries: int = RETRIES
     """Maximum repeats of one model request: 1 is two requests at most."""
     provider: str = ""
-    """Kind of the service at `base_url`."""
+    """Kind of the service at `base_url`; the default is the first kind that the agent supports."""
     wire_api: Literal["completions", "responses"] = "completions"
     """Which of OpenAI's protocols the service speaks."""
     context_tokens: int = 262_144

@@ -110,7 +110,7 @@ class AgentRun:
             self._limited.set()
 
     async def watch(self, line: bytes, received: Received) -> None:
-        """Store a line for passthrough; report it if it is malformed, or in passthrough if it is no notification."""
+        """Store a line for passthrough. Warn if it is malformed; in passthrough, also report requests and answers."""
         self._line = line
         if isinstance(received, Malformed):
             self._malformed += 1

@@ -68,7 +68,7 @@ class Transcript:
         self._open: dict[str, str] = {}
         """Calls without a result: id → name."""
         self._below: set[str] = set()
-        """Calls of agents below this one: part of what their caller's result says."""
+        """Ids of sub-agents' calls; they are not in the history, because the result of the calling tool covers them."""
         self._numbers = 0
         self.stop: str | None = None
         self.conversation: str | None = None

@@ -1,4 +1,4 @@
-"""Providers: the backends there are, each with a face for conversations. A registry is a value, never a global."""
+"""Providers: the known backends, each with an interface for conversations. A registry is a value, never a global."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ class ProviderCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Provider:
-    """A backend that conversations are held with.
+    """A backend with an interface for conversations.
 
     Attributes:
-        name: of the backend.
-        display_name: for people.
+        name: The backend's name.
+        display_name: The name to show to people.
     """
 
     def __init__(self, plane: ControlPlane, backend: Backend | str, display_name: str | None = None) -> None:

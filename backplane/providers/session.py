@@ -56,7 +56,7 @@ Said = str | UserMessage | ToolResultMessage | Sequence[ToolResultMessage]
 _SAID: Final[Any] = (
     str | UserMessage | ToolResultMessage | Annotated[list[ToolResultMessage], msgspec.Meta(min_length=1)]
 )
-"""The same for `msgspec.convert`."""
+"""The types of `Said` in a form that `msgspec.convert` accepts."""
 
 
 class TurnOutcome(msgspec.Struct, Generic[ValueT], frozen=True, kw_only=True):

@@ -41,7 +41,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The vendor's id of the conversation."""
     root: str | None = None
-    """Folder that the conversation worked on."""
+    """Folder in which the conversation worked; None if unknown."""
     model: str | None = None
     messages: tuple[Message, ...] = ()
     losses: tuple[str, ...] = ()

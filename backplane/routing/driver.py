@@ -68,7 +68,7 @@ class World(msgspec.Struct, frozen=True):
     def choose(
         self, task: TaskDescriptor, strategy: Strategy | None = None, tried: frozenset[str] = frozenset()
     ) -> RoutingDecision:
-        """Choose as `choose` does; without a strategy by the task's own, else by the configured one."""
+        """Choose an option with `router.choose`; a missing strategy is the task's own, else the configured one."""
         routing = self.settings.routing
         strategy = strategy or task.strategy or routing.strategy
         return choose(

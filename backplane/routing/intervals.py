@@ -39,7 +39,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict by one measure."""
+    """The result of comparing the backends by one measure: which one is better, and why."""
 
     measure: Measure
     better: str | None
@@ -84,7 +84,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     side: str
     runs: int
     succeeded: int
-    """Complete, and the check passed where there is one."""
+    """Number of runs that are complete and passed the check, if the comparison has a check."""
     success: Interval
     """Share of successful runs, in thousandths."""
     cost_usd_micros: Interval | None

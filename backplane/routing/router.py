@@ -83,7 +83,7 @@ class Source(msgspec.Struct, frozen=True):
 
     name: str
     read_on: str
-    """The day on which it was read; empty if that is unknown."""
+    """Day on which the price was read; empty if unknown."""
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):

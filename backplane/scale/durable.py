@@ -1,9 +1,9 @@
 """The engine on a database: DBOS on a SQLite file, or on Postgres with many machines; the same code.
 
-One order is one workflow with one step, the attempt; what we know of it beside that stands in its attributes. An order
-that waits for a limit of a model's service is moved to a queue that no worker listens to, and back by its worker.
-Not used of DBOS: its recovery of dead workers (`ledger` does it, by public calls alone), its telemetry, its conductor,
-and pickle, which is never read.
+One order is one workflow with one step, the attempt; everything else that we store about an order is in the workflow's
+attributes. A worker moves an order that waits for a limit of a model's service to a queue that no worker listens to,
+and back. We do not use four parts of DBOS: its recovery of dead workers (`ledger` does it, by public calls alone), its
+telemetry, its conductor, and pickle, which is never read.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ class VoidAttempt(msgspec.Struct, frozen=True):
 
     id: str
     why: Literal["lost", "limit"]
-    """Its worker was lost; or it waited for a limit of the model's service, and gave its slot to another order."""
+    """`lost`: the attempt's worker was lost; `limit`: the attempt waited for a limit of the model's service, and gave
+    its slot to another order."""
     at_ms: int
     """Time of its end by the database's clock, in milliseconds since 1970."""
 

@@ -88,7 +88,7 @@ class FailureRow(msgspec.Struct, frozen=True):
     hint: str
     """The next step."""
     statuses: tuple[int, ...] = ()
-    """HTTP statuses that mean it if neither labels nor words decide."""
+    """HTTP statuses that mean this code if neither labels nor words decide."""
     labels: str = ""
     """Services' labels for it, in lower case."""
     words: str = ""

@@ -52,7 +52,7 @@ Weighed = tuple[int, int, bool]
 
 
 def expected(runs: Iterable[Weighed]) -> int | None:
-    """Return the expected value of a complete run, with the share of failed runs; None if no complete run counts."""
+    """Divide the values of all runs by the number of complete ones, both weighted; None if no complete run counts."""
     total = complete = 0
     for weight, value, is_complete in runs:
         total += weight * value

@@ -1,7 +1,7 @@
 """Model services by name, and the options of a `[backends.NAME]` for the host `api`.
 
-Options come in, one checked `Endpoint` comes out: protocol, address, the variable that holds the key. No key passes
-through here, and nothing is connected to.
+Options come in, one checked `Endpoint` comes out: protocol, address, the variable that holds the key. This module reads
+no key and opens no connection.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Changes of a request in a vendor's JSON: additions before the first attempt, and parts left out after a refusal.
 
-Pure functions from a value to a value, which may be of any type: what they do not know comes back as it is. `ladder`
-says when each is used, and finds the changed members by comparing.
+Pure functions that accept a value of any type, and return a value that they do not know unchanged. `ladder` decides
+when each is used, and finds the changed members by comparing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def at(name: str, change: Change) -> Change:
 
 
 def each(name: str, change: Change) -> Change:
-    """Make a change of an object by a change of the elements of one of its lists."""
+    """Make a change that applies `change` to each element of an object's list `name`."""
     return at(name, lambda found: [change(one) for one in found] if isinstance(found, list) else found)
 
 
