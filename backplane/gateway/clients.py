@@ -137,6 +137,11 @@ class Clients:
             rows[ONLY] = GatewayClientSettings(key_sha256=digest(only_key), exchanges_max=OPEN_MAX)
         self._rows = [(one.key_sha256.lower(), Client(name, one)) for name, one in rows.items()]
 
+    @property
+    def is_one(self) -> bool:
+        """True if the gateway has only one client."""
+        return len(self._rows) == 1
+
     def find(self, key: str | None) -> Client:
         """Return the client with a key.
 

@@ -6,6 +6,7 @@ asks for, and a conversation that the service does not know. Else request and an
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
@@ -49,6 +50,12 @@ MOVABLE: Final = frozenset(
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """Maximum bytes of an answer, streamed or not; a longer one fails. One with images in base64 has about 30 MB."""
+
+SHARED_MEMBERS: Final = ("conversation", "cachedContent", "cached_content")
+"""Members that name something which the service keeps for its key; with several clients, it may be another's."""
+_SPELT: Final = re.compile(rb"\\u00[4-7]")
+_SPELT: Final = re.compile(rb"\\\\u00[4-7]")
+"""Letters that are escaped without need: a member's name may be hidden in them."""
 
 FOREIGN_MEMBERS: Final = ("api_base", "api_key", "base_url")
 """Members by which clients of some gateways name the service; a request with one of them is refused."""
@@ -155,7 +162,7 @@ class Exchange:
         self, call: ClientCall, document: dict[str, Any], body: bytes, headers: Mapping[str, str], *,
         shared: Shared, owner: str, id: str,
     ) -> None:  # fmt: skip
-        check_members(document)
+        check_members(document, is_shared=bool(owner))
         self.call, self.document = call, document
         self.stream = stream_of(call, document)
         self.report = ExchangeReport()
@@ -319,14 +326,14 @@ class Exchange:
         """Return the body with the service's name of the model; the same bytes if the client's name is equal."""
         if self.call.front is not GEMINI:
             request = self._own(target)
-            return self._body if request is self.document else encode(request)
+            return self._body if request is self.document and names_one_model(self._body) else encode(request)
         name, rows = f"models/{target.model}", self.document.get("requests")
         renamed = {**self.document, **({"model": name} if "model" in self.document else {})}
         if isinstance(rows, list):
             renamed["requests"] = [{**row, "model": name} if isinstance(row, dict) else row for row in rows]
         if isinstance(inner := self.document.get(_WRAPPED), dict):
             renamed[_WRAPPED] = {**inner, "model": name}
-        return self._body if renamed == self.document else encode(renamed)
+        return self._body if renamed == self.document and names_one_model(self._body) else encode(renamed)
 
     async def _count(self, target: ModelTarget, reply: ReplySink) -> None:
         """Ask the service how many tokens the request has; if it cannot count, estimate them by its size."""
@@ -484,8 +491,24 @@ def unknown_response(id: str) -> Refused:
     return Refused(404, f"Response with id {id[:100]!r} not found: {why}; send the whole conversation as input")
 
 
-def check_members(document: Mapping[str, Any]) -> None:
-    """Raise TranslationError (`dialect_mapping_failed`) if a request has a member that names a service."""
+def names_one_model(body: bytes) -> bool:
+    """Return True if no reader of a request's bytes can find another model in them than we did.
+
+    Of two members with one name some services take the first, and we take the last.
+    """
+    return body.count(b'"model"') < 2 and _SPELT.search(body) is None
+
+
+def check_members(document: Mapping[str, Any], *, is_shared: bool) -> None:
+    """Raise TranslationError (`dialect_mapping_failed`) if a request names a service, or what others may keep there.
+
+    Args:
+        is_shared: several clients may use one key of a service.
+    """
+    kept = [name for name in SHARED_MEMBERS if is_shared and document.get(name) is not None]
+    if kept:
+        fact = f"the request has {kept[0]!r}, which the service keeps for all clients of this gateway together"
+        raise TranslationError("dialect_mapping_failed", f"{fact}; send the whole conversation")
     spelt = [name for name in document if name != "model" and name.lower() == "model"]
     if spelt:
         raise TranslationError(

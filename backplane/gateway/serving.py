@@ -86,8 +86,8 @@ class Gateway:
         return found.targets
 
     def owner(self, user: Client) -> str:
-        """Return the client's name."""
-        return user.name
+        """Return the client's name; empty if there is no other client."""
+        return "" if self._clients.is_one else user.name
 
     @contextmanager
     def entry(

@@ -223,10 +223,11 @@ def read_bounded(path: Path) -> bytes:
     """Read at most `RECEIPT_BYTES_MAX` from a file or pipe. Raises ConfigError, `config_invalid`."""
     try:
         with path.open("rb") as file:
-            data = file.read(RECEIPT_BYTES_MAX + 1)
+            is_too_long = os.fstat(file.fileno()).st_size > RECEIPT_BYTES_MAX
+            data = b"" if is_too_long else file.read(RECEIPT_BYTES_MAX + 1)
     except OSError as error:
         raise _unreadable(path, error) from error
-    if len(data) > RECEIPT_BYTES_MAX:
+    if is_too_long or len(data) > RECEIPT_BYTES_MAX:
         raise ConfigError("config_invalid", f"{path} is over {RECEIPT_BYTES_MAX >> 20} MiB")
     return data
 

@@ -31,7 +31,7 @@ class HeldKey(msgspec.Struct, frozen=True):
     """Address of the service that takes the key."""
     key_in_query: bool = False
     prices: dict[str, Any] | None = None
-    """The configured prices of the model; None if there are none."""
+    """The configured prices of the model; None takes the price table."""
     routes: Any = None
     """Services that answer in place of the agent's own (`gateway.routes.ModelRoutes`); None passes requests on."""
     secrets: tuple[str, ...] = ()

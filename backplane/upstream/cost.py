@@ -38,7 +38,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
     """If the input has more tokens than this, all tokens have the prices in `long`."""
     long: Price | None = None
     source: str = "configuration"
-    """Where the prices are from."""
+    """Name of the price list."""
     read_on: str = ""
     """Day on which they were read there; empty for a configuration."""
 

@@ -35,7 +35,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
     value: int
     confidence: int
-    """From 0 (none) to 1000."""
+    """A number up to 1000; 0 means that the value is a guess."""
     runs: int
     """Number of runs that it was computed from; 0 for a price."""
     basis: Literal["measured", "priced", "assumed"] = "measured"

@@ -24,7 +24,7 @@ _VERDICTS: Final[dict[str, tuple[str, ...]]] = {
     "answered": ("nothing is wrong: the service is answering", "wait"),
     "cut_off": ("the gateway was killed before the exchange ended", "send the request again"),
 }  # fmt: skip
-"""How an exchange ended, or how far it has come → verdict and next steps."""
+"""End of an exchange, or its state → verdict and next step."""
 
 
 def exchange_standing(one: RecordedExchange) -> tuple[str, str]:

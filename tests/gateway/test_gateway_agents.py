@@ -118,7 +118,7 @@ def test_a_configuration_that_became_wrong_is_no_error_that_clients_repeat(
         status, headers, data = ask(gate, *request(protocol, stream=True))
         (end,) = gate.ends
     assert (status, headers["x-should-retry"], end.code) == (400, "false", "config_invalid")
-    assert b"rules.json" in data
+    assert b"no policy" in data
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -236,3 +236,30 @@ def test_a_runs_budget_gains_nothing_by_a_negative_counter() -> None:
         assert ask_in_run(gate) == 200
     assert (use.meter.tokens_most or 0) > 1000
     assert (use.meter.spent.micros or 0) > 0
+
+
+@pytest.mark.parametrize("member", ["conversation", "cachedContent"])
+def test_what_a_service_keeps_for_its_key_is_refused_among_several_clients(member: str) -> None:
+    front = RESPONSES if member == "conversation" else GEMINI
+    with ModelServer(Turn(text="hi")) as server:
+        rows = {"a": backend(server, front)}
+        with gateway(rows, {"m": "a"}, key=None, clients={**client(), "other": client("another")["ci"]}) as gate:
+            path, body = question(front, **{member: "conv_1"})
+            answer = httpx.post(gate.url + path, json=body, headers=BEARER)
+            assert answer.status_code == 400
+            assert member in answer.text
+        assert not server.requests
+
+
+@pytest.mark.parametrize("hidden", ['"model": "dear", ', '"\\u006dodel": "dear", '])
+def test_a_service_reads_no_other_model_than_the_one_that_was_checked(hidden: str) -> None:
+    with (
+        ModelServer(Turn(text="hi")) as server,
+        gateway({"a": backend(server, CHAT)}, {"*": "a/*"}) as gate,
+    ):
+        path, body = question(CHAT)
+        sent = "{" + hidden + httpx.Request("POST", gate.url, json=body).content.decode()[1:]
+        answer = httpx.post(gate.url + path, content=sent, headers={**BEARER, "content-type": "application/json"})
+        assert answer.status_code == 200, answer.text
+        (one,) = server.requests
+        assert b"dear" not in one.body
