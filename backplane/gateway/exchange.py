@@ -53,8 +53,8 @@ ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 
 SHARED_MEMBERS: Final = ("conversation", "cachedContent", "cached_content")
 """Members that name something which the service keeps for its key; with several clients, it may be another's."""
-_SPELT: Final = re.compile(rb"\\u00[4-7]")
-_SPELT: Final = re.compile(rb"\\\\u00[4-7]")
+
+_HIDDEN_NAMES: Final = re.compile(rb"\\u00[4-7]")
 """Letters that are escaped without need: a member's name may be hidden in them."""
 
 FOREIGN_MEMBERS: Final = ("api_base", "api_key", "base_url")
@@ -166,7 +166,8 @@ class Exchange:
         self.call, self.document = call, document
         self.stream = stream_of(call, document)
         self.report = ExchangeReport()
-        self._body, self._shared, self._owner, self._id = body, shared, owner, id
+        self._body = body if names_one_model(body) else encode(document)
+        self._shared, self._owner, self._id = shared, owner, id
         self._headers = {
             name: value
             for name, value in headers.items()
@@ -326,14 +327,14 @@ class Exchange:
         """Return the body with the service's name of the model; the same bytes if the client's name is equal."""
         if self.call.front is not GEMINI:
             request = self._own(target)
-            return self._body if request is self.document and names_one_model(self._body) else encode(request)
+            return self._body if request is self.document else encode(request)
         name, rows = f"models/{target.model}", self.document.get("requests")
         renamed = {**self.document, **({"model": name} if "model" in self.document else {})}
         if isinstance(rows, list):
             renamed["requests"] = [{**row, "model": name} if isinstance(row, dict) else row for row in rows]
         if isinstance(inner := self.document.get(_WRAPPED), dict):
             renamed[_WRAPPED] = {**inner, "model": name}
-        return self._body if renamed == self.document and names_one_model(self._body) else encode(renamed)
+        return self._body if renamed == self.document else encode(renamed)
 
     async def _count(self, target: ModelTarget, reply: ReplySink) -> None:
         """Ask the service how many tokens the request has; if it cannot count, estimate them by its size."""
@@ -496,7 +497,7 @@ def names_one_model(body: bytes) -> bool:
 
     Of two members with one name some services take the first, and we take the last.
     """
-    return body.count(b'"model"') < 2 and _SPELT.search(body) is None
+    return body.count(b'"model"') < 2 and _HIDDEN_NAMES.search(body) is None
 
 
 def check_members(document: Mapping[str, Any], *, is_shared: bool) -> None:

@@ -244,7 +244,8 @@ def test_what_a_service_keeps_for_its_key_is_refused_among_several_clients(membe
     with ModelServer(Turn(text="hi")) as server:
         rows = {"a": backend(server, front)}
         with gateway(rows, {"m": "a"}, key=None, clients={**client(), "other": client("another")["ci"]}) as gate:
-            path, body = question(front, **{member: "conv_1"})
+            path, body = question(front)
+            body[member] = "conv_1"
             answer = httpx.post(gate.url + path, json=body, headers=BEARER)
             assert answer.status_code == 400
             assert member in answer.text
@@ -255,11 +256,11 @@ def test_what_a_service_keeps_for_its_key_is_refused_among_several_clients(membe
 def test_a_service_reads_no_other_model_than_the_one_that_was_checked(hidden: str) -> None:
     with (
         ModelServer(Turn(text="hi")) as server,
-        gateway({"a": backend(server, CHAT)}, {"*": "a/*"}) as gate,
+        gateway({"a": backend(server, MESSAGES)}, {"*": "a"}) as gate,
     ):
-        path, body = question(CHAT)
+        path, body = question(MESSAGES)
         sent = "{" + hidden + httpx.Request("POST", gate.url, json=body).content.decode()[1:]
         answer = httpx.post(gate.url + path, content=sent, headers={**BEARER, "content-type": "application/json"})
         assert answer.status_code == 200, answer.text
         (one,) = server.requests
-        assert b"dear" not in one.body
+    assert int(one.headers["content-length"]) <= len(sent) - len('"model":"dear",')
