@@ -49,15 +49,11 @@ class ExchangeFirst(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
     """Services that failed before, with their codes."""
 
 
-class ExchangeEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="end"):
-    """The last line of an exchange."""
+class ExchangeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of an exchange that its last line has, and that lists and pages show."""
 
-    id: str
-    at: str
-    client: str
-    end: Outcome
     status: int | None = None
-    """HTTP status of the answer; None if none was begun."""
+    """HTTP status that the client got; None if it got none."""
     backend: str | None = None
     """The service that was asked last."""
     model: str | None = None
@@ -68,18 +64,9 @@ class ExchangeEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
     tried: tuple[str, ...] = ()
     """Services that failed before, with their codes."""
     tokens: dict[str, int] | None = None
-    """Counters of the answer; None is unknown."""
-    cost: int | None = None
-    """Cost in millionths of a dollar; None is unknown."""
-    charged: int = 0
-    """Millionths of a dollar taken from the client's budget: the cost, or the whole reservation if the cost is unknown.
-    0 if the client has no budget."""
-    ms: int = 0
-    """Milliseconds since the begin; for an exchange whose gateway was killed, up to its last line."""
-    asked_ms: int = 0
-    """Milliseconds from the begin of the exchange until the last service was asked."""
+    """Counters of the answer: input, output, cache_read and cache_write; None is unknown."""
     first_ms: int | None = None
-    """Milliseconds from the begin to the first piece of a stream; None if there was none."""
+    """Milliseconds from the begin to the first piece of a stream; None if none has come, or the answer is no stream."""
     losses: int = 0
     """Number of losses in the translation."""
     lost: tuple[str, ...] = ()
@@ -89,11 +76,29 @@ class ExchangeEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
     error: str | None = None
 
 
+class ExchangeEnd(ExchangeFacts, frozen=True, kw_only=True, tag_field="t", tag="end"):
+    """The last line of an exchange."""
+
+    id: str
+    at: str
+    client: str
+    end: Outcome
+    cost: int | None = None
+    """Cost in millionths of a dollar; None is unknown."""
+    charged: int = 0
+    """Millionths of a dollar taken from the client's budget: the cost, or the whole reservation if the cost is unknown.
+    0 if the client has no budget."""
+    ms: int = 0
+    """Milliseconds since the begin; for an exchange whose gateway was killed, up to its last line."""
+    asked_ms: int = 0
+    """Milliseconds from the begin of the exchange until the last service was asked."""
+
+
 Line = ExchangeBegin | ExchangeFirst | ExchangeEnd
 ExchangeState = Literal["live", "cut_off", "ended"]
 
 
-class RecordedExchange(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedExchange(ExchangeFacts, frozen=True, kw_only=True):
     """One exchange, made from its lines."""
 
     kind: Literal["exchange"] = "exchange"
@@ -110,35 +115,14 @@ class RecordedExchange(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: str | None = None
     ms: int | None = None
     """Milliseconds from begin to end; None while it is open."""
-    first_ms: int | None = None
-    """Milliseconds from the begin to the first piece of a stream; None if none has come, or the answer is no stream."""
     end: Outcome | None = None
     """None while it is open, and until the next start if it was cut off."""
-    status: int | None = None
-    """HTTP status that the client got; None if it got none."""
-    backend: str | None = None
-    """The service that was asked last."""
-    model: str | None = None
-    """The model that was asked there."""
-    considered: tuple[str, ...] = ()
-    """Services of the route in the order of the choice, each with the facts that decided, or why it rests; empty if
-    the route has only one."""
-    tried: tuple[str, ...] = ()
-    """Services that failed before, with their codes."""
-    tokens: dict[str, int] | None = None
-    """Counters of the answer: input, output, cache_read and cache_write; None is unknown."""
     cost_usd_micros: int | None = None
     """Cost in millionths of a dollar; None is unknown."""
     reserved_usd_micros: int = 0
     """The most that it can cost; 0 if its client has no budget."""
     charged_usd_micros: int = 0
     """Amount taken from the client's budget."""
-    losses: int = 0
-    lost: tuple[str, ...] = ()
-    """The first losses: JSON pointer, kind and code."""
-    code: str | None = None
-    """Code of the error; `error` has its text."""
-    error: str | None = None
 
     @property
     def has_failed(self) -> bool:
@@ -160,9 +144,8 @@ def joined(
         )
     if end is None:
         return found
+    facts = {name: getattr(end, name) for name in ExchangeFacts.__struct_fields__}
     return msgspec.structs.replace(
-        found, state="ended", ended_at=end.at, ms=end.ms, first_ms=end.first_ms, end=end.end, status=end.status,
-        backend=end.backend, model=end.model, considered=end.considered, tried=end.tried, tokens=end.tokens,
-        cost_usd_micros=end.cost, charged_usd_micros=end.charged, losses=end.losses, lost=end.lost,
-        code=end.code, error=end.error,
+        found, state="ended", ended_at=end.at, ms=end.ms, end=end.end, cost_usd_micros=end.cost,
+        charged_usd_micros=end.charged, **facts,
     )  # fmt: skip
