@@ -30,7 +30,7 @@ TYPES: Final[dict[str, ErrorType]] = {
 """Code of the provider interface → type of the unified interface."""
 
 BUSY: Final = ("backend_rate_limited", "backend_unavailable")
-"""Codes of a service that refuses to work now; only its words say whether it is overloaded or its quota is used up."""
+"""Codes of a service that refuses for now; only its message says whether it is overloaded or its quota is used up."""
 
 OVERLOADED: Final = r"overloaded|^the service answered 529\b"
 
@@ -41,7 +41,7 @@ class ProviderError(BackplaneError):
     Attributes:
         provider: the backend's name.
         code: one of the seven codes of the provider interface, where every other error of the tree has one of `CODES`.
-        cause: the failure under its code of ours.
+        cause: the same failure as an error with one of our `CODES`.
         error_type: one of the seven types of the unified interface.
         recoverable: whether the same turn may succeed when it is tried again; nothing here tries by itself.
     """

@@ -1,4 +1,4 @@
-"""The messages, the counters and the end of one turn, made from its events and its receipt. Nothing here waits."""
+"""Makes the messages of a turn from its events, and its counters and stop reason from its receipt. Pure."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ PREFIX: Final = f"mcp__{SERVER}__"
 """Prefix of the program's own functions in the names that agents call."""
 
 CUT_OFF: Final = ("error", "user_interrupt")
-"""Ends of a turn that was cut off: its changes go into the folder, and its open calls are asked about."""
+"""Stop reasons of a turn that was cut off: its changes go into the folder, and the model is asked about open calls."""
 
 STOPS: Final[dict[str, StopReason]] = {
     "max_tokens": "max_tokens",
     "stop_sequence": "stop_sequence",
     "cancelled": "user_interrupt",
 }
-"""Why a model stopped, where that is why a turn ended."""
+"""Why the model stopped → stop reason of the turn, unless the receipt has another reason."""
 
 
 def own_name(name: str) -> str:
-    """Return a function's name as the program knows it; any other tool's as it is."""
+    """Return a tool's name without the prefix of the program's functions; other names unchanged."""
     return name.removeprefix(PREFIX)
 
 
 def function_of(name: str) -> str | None:
-    """Return the name of the program's function that a tool is; None for any other tool."""
+    """Return the name of a function of the program by its tool's name; None for any other tool."""
     return own_name(name) if name.startswith(PREFIX) else None
 
 
 def text_of(output: Json) -> str:
-    """Return a tool's output as text."""
+    """Return a tool's output as text; JSON if it is no text."""
     return output if isinstance(output, str) else msgspec.json.encode(output).decode()
 
 
@@ -53,9 +53,9 @@ class Transcript:
     """The messages of one turn, made from its events.
 
     Attributes:
-        pieces: of a message that has not come yet; `end` takes them as one.
-        stop: why the model stopped last.
-        conversation: id of the provider's own conversation.
+        pieces: text of a message that is not complete yet; `end` makes a message of it.
+        stop: why the model stopped last; None if that is unknown.
+        conversation: id of the provider's own conversation; None if it has reported none.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Transcript:
         self.conversation: str | None = None
 
     def take(self, event: wire.AgentEvent) -> wire.AgentEvent:
-        """Add the next event; return it, a call or result without an id with the id that the messages have."""
+        """Add the next event and return it; a call or result without an id gets the one that it has in the messages."""
         if isinstance(event, wire.Reasoning):
             self._thought.append(event.reasoning)
             if event.signature is not None or event.redacted is not None:
@@ -134,7 +134,7 @@ class Transcript:
         return event if id is None else replace(event, tool_use_id=id)
 
     def end(self, *, is_cut_off: bool) -> None:
-        """Keep the text of a message that did not come, and calls that were allowed and may have run unreported."""
+        """Add the text of an incomplete message and, after a cut, allowed calls that may have run unreported."""
         self._talk.say("".join(self.pieces))
         self.pieces = []
         for ask, asked in self._allowed.items() if is_cut_off else ():
@@ -158,7 +158,7 @@ def _proof_of(event: wire.AgentEvent) -> str | None:
 
 
 def usage_of(receipt: Receipt) -> TokenUsage:
-    """Return a turn's counters."""
+    """Return a turn's tokens and cost by its receipt."""
     used, usd = receipt.usage, receipt.usage.estimated_cost_usd
     return TokenUsage(
         input_tokens=used.input_tokens,
@@ -187,9 +187,9 @@ def stop_of(receipt: Receipt, stop: str | None) -> StopReason:
 
 
 def noted(receipt: Receipt, stop: StopReason, file: SessionFile) -> dict[str, Any]:
-    """Return the members of a `SessionTurn` that its receipt says.
+    """Return the members of a `SessionTurn` that follow from its receipt.
 
-    A turn's changes are not carried where the session puts them into its folder, and this turn was cut off or its
+    `carried` is False if the session writes each turn's changes into its folder, and this turn was cut off or its
     patch was not applied.
     """
     is_missing = stop in CUT_OFF or bool(stays_in_patch(receipt))

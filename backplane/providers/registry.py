@@ -39,14 +39,14 @@ LEVELS: Final = {
     "supports_web_search": "tool_web_search",
     "supports_reasoning": "extended_thinking",
 }
-"""Member of `ProviderCapabilities` → ability of the manifest; one that is not listed there is unknown."""
+"""Member of `ProviderCapabilities` → ability in the manifest; an ability that a manifest lacks is unknown."""
 
 
 P = ParamSpec("P")
 
 
 class SessionStart(AbstractAsyncContextManager[Session]):
-    """A session that begins when this is awaited, or entered by `async with`, which also closes it."""
+    """Begins a session when awaited, or when entered by `async with`, which also closes the session."""
 
     def __init__(self, begin: Coroutine[Any, Any, Session]) -> None:
         self._begin = begin
@@ -71,7 +71,7 @@ def _starts(method: Callable[P, Coroutine[Any, Any, Session]]) -> Callable[P, Se
 
 
 class ProviderCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The abilities in a manifest; None is unknown."""
+    """The abilities in a provider's manifest; None is unknown."""
 
     supports_tools: bool | None = None
     supports_mcp: bool | None = None
@@ -106,16 +106,16 @@ class Provider:
 
     @property
     def backend(self) -> Backend:
-        """Raises BackendError: `backend_not_found`, `backend_unavailable`."""
+        """The provider's backend. Raises BackendError: `backend_not_found`, `backend_unavailable`."""
         return self.plane.find_backend(self._backend)
 
     @property
     def can(self) -> Abilities:
-        """The abilities in the hello of its host; empty before `prepare`."""
+        """The abilities in the hello of the provider's host; empty before `prepare`."""
         return self._can or Abilities()
 
     async def prepare(self) -> Abilities:
-        """Look for its programs and ask the host once what it can; no order is sent, and no model is asked.
+        """Find the backend's programs and ask its host once for its abilities; no order is sent, no model is asked.
 
         Raises:
             ConfigError: `config_invalid`, the registry is closed.
@@ -138,13 +138,13 @@ class Provider:
         return self._can.host if self._can is not None else None
 
     def can_handle_task(self, task: TaskDescriptor) -> bool | None:
-        """Tell whether the manifest satisfies all that a task requires; None before `prepare`."""
+        """Return True if the manifest satisfies all that a task requires; None before `prepare`."""
         if self._can is None:
             return None
         return negotiate(Requirements(task.requirements), read_manifest(self._can.levels)).satisfied
 
     async def validate(self) -> bool:
-        """Tell whether its program is there and says a valid hello. Keys are not tried: only a turn can do that."""
+        """Return True if the host's program is installed and sends a valid hello. Only a turn can test the keys."""
         try:
             await self.prepare()
         except BackplaneError:
@@ -152,7 +152,7 @@ class Provider:
         return True
 
     def capabilities(self) -> ProviderCapabilities:
-        """Return the abilities in the manifest; None is unknown, as all are before the first session."""
+        """Return the abilities in the manifest; None is unknown, as all are before `prepare`."""
         can = self._can
         if can is None:
             return ProviderCapabilities()
@@ -167,7 +167,8 @@ class Provider:
         Raises:
             ConfigError: `config_invalid`, a tool cannot be one, there is no such folder or session, or it is open
                 elsewhere.
-            BackendError, ProtocolError: as `prepare`; `capability_unsupported`, it cannot take the session's tools.
+            BackendError, ProtocolError: as `prepare`; `capability_unsupported`, the provider cannot offer the session's
+                tools.
             StoreError: `receipt_store_failed`.
         """
         config = config or SessionConfig()
@@ -189,9 +190,9 @@ class Provider:
         """Continue a saved session, also one of another provider: that is a handover.
 
         Args:
-            session_id: its id, the beginning of one, or `last`.
-            config: its tools, callbacks and hooks count, and each other member that is not None, from here on. Its
-                policy, or else the configured one, only tightens the session's.
+            session_id: the session's id, the beginning of the id, or `last` for the newest session.
+            config: its tools, callbacks and hooks replace the session's, and so does each other member that is not
+                None. Its policy, or else the configured one, only tightens the session's.
 
         Raises:
             BackplaneError: as `create_session`.
@@ -201,7 +202,7 @@ class Provider:
 
     @_starts
     async def load(self, path: str | os.PathLike[str], config: SessionConfig | None = None) -> Session:
-        """Continue a copy of a session's file, wherever it was written; a policy in it counts for nothing.
+        """Continue a copy of a session's file, wherever the file was written; a policy in it is ignored.
 
         Raises:
             BackplaneError: as `create_session`.
@@ -249,7 +250,7 @@ class Provider:
         return await self._started(copy, config, copied=True)
 
     async def _started(self, file: SessionFile | str, config: SessionConfig | None, *, copied: bool = False) -> Session:
-        """Return a session in the hands of this provider; on failure, others may write its file again.
+        """Return an open session with this provider; on failure, other processes may write the session's file again.
 
         Args:
             file: a new file, or the id of a saved one.
@@ -290,7 +291,7 @@ def cut(file: SessionFile, at: int) -> SessionFile:
     """Return a copy of a session cut after its first `at` messages; cleared turns do not count.
 
     Raises:
-        ConfigError: `config_invalid`, it has fewer messages.
+        ConfigError: `config_invalid`, the session has fewer messages.
     """
     there = sum(len(turn.messages) for turn in file.turns[file.cleared :])
     if type(at) is not int or not 0 <= at <= there:
@@ -335,7 +336,7 @@ class ProviderRegistry:
         await self.plane.__aexit__(*how)
 
     def register(self, backend: Backend, display_name: str | None = None) -> Provider:
-        """Add a backend of the program's own; one of the same name is replaced here."""
+        """Add a backend of the program's own, in place of one with the same name."""
         provider = self._providers[backend.id] = Provider(self.plane, backend, display_name)
         return provider
 
@@ -343,7 +344,7 @@ class ProviderRegistry:
         """Return a provider; None is the configured default.
 
         Raises:
-            BackendError: `backend_not_found`, with the names there are; `backend_unavailable`, a key is missing.
+            BackendError: `backend_not_found`, with the known names; `backend_unavailable`, a key is missing.
             ConfigError: `config_invalid`, there is no default.
         """
         wanted = name or self.plane.settings.default_backend
@@ -353,6 +354,6 @@ class ProviderRegistry:
         return self._providers[wanted]
 
     def list(self) -> tuple[str, ...]:
-        """Return the names, sorted; whether one is ready is found by `validate`."""
+        """Return the providers' names, sorted; `Provider.validate` tests whether one is ready."""
         known = (status.id for status in readiness.known(self.plane.settings, self.plane.environ))
         return tuple(sorted({*known, *self._providers}))

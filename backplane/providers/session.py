@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from backplane.providers.store import Saved
 
 Said = str | UserMessage | ToolResultMessage | Sequence[ToolResultMessage]
-"""A message to an agent: words, or the results of calls that were handed to the program."""
+"""A message to an agent: a text, a message with images, or the results of calls that were handed to the program."""
 
 _SAID: Final[Any] = (
     str | UserMessage | ToolResultMessage | Annotated[list[ToolResultMessage], msgspec.Meta(min_length=1)]
@@ -68,15 +68,15 @@ class TurnOutcome(msgspec.Struct, Generic[ValueT], frozen=True, kw_only=True):
     usage: TokenUsage
     """Usage of this turn; unknown while calls are handed to the caller, as the turn goes on then."""
     receipt: Receipt | None
-    """None while calls are handed to the caller."""
+    """The turn's sealed receipt; None while calls are handed to the caller, as the turn goes on then."""
     error: ProviderError | None = None
     """Why the turn failed; None if it did not."""
     output: Any = None
-    """The shape that was asked for."""
+    """The type or JSON Schema that the answer was to have; None if the turn asked for no shape."""
 
     @property
     def text(self) -> str:
-        """The text of the last message."""
+        """The text of the agent's last message."""
         return self.message.content
 
     @property
@@ -99,8 +99,8 @@ class TurnOutcome(msgspec.Struct, Generic[ValueT], frozen=True, kw_only=True):
 class TurnOptions(RunOptions, WaitOptions, total=False):
     """Options of one turn, as arguments of `Session.send_message` and `run`: those of `backplane.run`.
 
-    A `model` also holds for later turns. A `policy` only tightens the session's. `tools` and `hooks` come beside the
-    session's own; the other options go before those of the session.
+    A `model` also applies to later turns. A `policy` only tightens the session's. `tools` and `hooks` are added to the
+    session's own; each other option replaces the session's.
     """
 
 
@@ -112,26 +112,26 @@ class _Turn:
     run_id: str
     tools: Toolset
     system: str | None
-    """The system prompt that it was begun with."""
+    """The session's system prompt when the turn began; None if there was none."""
     given: TurnOptions
     asks: bool
-    """Approvals wait for `Session.answer`."""
+    """True if approvals wait for `Session.answer`."""
     transcript: reading.Transcript = field(default_factory=reading.Transcript)
     calls: dict[str, str] = field(default_factory=dict)
-    """Calls that the caller runs, without their results: id → name."""
+    """Calls that the caller runs and whose results are missing: id → name."""
     waiting: dict[str, Approval] = field(default_factory=dict)
-    """Approvals of the stream without an answer, by id."""
+    """Approvals in the stream that have no answer yet, by id."""
     answers: Mailbox[Decision] = field(default_factory=Mailbox)
     run: Run = field(init=False)
     batches: AsyncIterator[Events] = field(init=False)
     block: AbstractAsyncContextManager[Run] = field(init=False)
-    """Ends the run."""
+    """The context manager of the run; its exit ends the run."""
     is_interrupted: bool = False
     outcome: TurnOutcome | None = None
     """The end of the turn; None while it is under way."""
 
     def take(self, event: AgentEvent) -> AgentEvent:
-        """Add an event, and return it with the ids that the messages have."""
+        """Add an event, and return it with the ids of calls that the messages have."""
         event = self.transcript.take(event)
         if type(event) is AssistantDelta:  # Nearly all events are of this type.
             return event
@@ -146,7 +146,7 @@ class _Turn:
         return event
 
     def deny_all(self) -> None:
-        """Answer what waits, as the turn was interrupted."""
+        """Deny all waiting approvals, as the turn was interrupted."""
         while self.waiting:
             self.answers.send(self.waiting.popitem()[0], Decision("deny", "the user interrupted"))
 
@@ -155,7 +155,7 @@ class _Turn:
         return (self.message, *self.transcript.messages())
 
     def end(self, stop: StopReason, usage: TokenUsage, **members: Any) -> TurnOutcome:
-        """Return the end of the turn, or of its part up to calls that the caller runs."""
+        """Return the outcome of the turn, or of its part up to calls that the caller runs."""
         output = self.given.get("output")
         return TurnOutcome(message=self.transcript.last(), stop_reason=stop, usage=usage, output=output, **members)
 
@@ -168,7 +168,7 @@ class Session:
 
     Attributes:
         file: the session as it is saved.
-        receipt: of the last turn.
+        receipt: receipt of the last turn; None if there is none.
     """
 
     def __init__(self, provider: Provider, config: SessionConfig, saved: Saved | None, file: SessionFile) -> None:
@@ -179,7 +179,7 @@ class Session:
         self.receipt: Receipt | None = None
         self._turn: _Turn | None = None
         self._lock = anyio.Lock(fast_acquire=True)
-        """Held by the task that begins, reads or ends a turn."""
+        """Locked by the task that begins, reads or ends a turn."""
         self._native: Native | None = None
         self._initial = config.initial_prompt
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -213,7 +213,7 @@ class Session:
 
     @property
     def turns_completed(self) -> int:
-        """Turns that ended and did not fail."""
+        """Number of turns that ended without a failure or an interrupt."""
         return sum(turn.stop_reason not in (None, *CUT_OFF) for turn in self.file.turns)
 
     def __repr__(self) -> str:
@@ -237,9 +237,9 @@ class Session:
         self._tools = Toolset(tools)
 
     def set_system_prompt(self, prompt: str | None) -> None:
-        """Give the agent another system prompt from the next turn on; None takes it away.
+        """Use another system prompt from the next turn on; None removes it.
 
-        A provider that gets it as words begins another conversation then, which has the history.
+        A provider without a setting for the prompt begins a new conversation then, which has the history.
         """
         self.file = replace(self.file, system_prompt=prompt)
 
@@ -262,7 +262,7 @@ class Session:
         return usage_together([turn.usage for turn in self.file.turns if turn.stop_reason is not None])
 
     def capabilities(self) -> ProviderCapabilities:
-        """Return what the provider can."""
+        """Return the provider's abilities."""
         return self._provider.capabilities()
 
     async def save(self) -> None:
@@ -290,7 +290,7 @@ class Session:
                 and a `policy` only tightens. `output` is the shape of the answer, `TurnOutcome.value`.
 
         Raises:
-            TypeError: an argument is none of these.
+            TypeError: an argument is no member of `TurnOptions`.
             ConfigError: `config_invalid`: the session is closed, another task is inside a call of it, a result belongs
                 to no call, an argument has a wrong type, or the policy allows more than the session's.
         """
@@ -327,7 +327,7 @@ class Session:
         return self._turn is not None and id in self._turn.waiting
 
     def answer(self, id: str, decision: Decision) -> None:
-        """Answer an `Approval` of the stream, whose `on_ask` is `stream`.
+        """Answer an `Approval` of the stream, in a session or turn whose `on_ask` is `stream`.
 
         Args:
             id: `body["id"]` of the approval.
@@ -356,7 +356,7 @@ class Session:
         self._turn.run.input(text)
 
     async def interrupt(self) -> None:
-        """Stop the turn and not the session; read on for the turn's last events."""
+        """Stop the turn, not the session; the stream still yields the turn's last events."""
         turn = self._turn
         if turn is None:
             return
@@ -368,7 +368,7 @@ class Session:
             await turn.run.cancel("interrupted by the user")
 
     async def close(self) -> None:
-        """End the session in order: cancel a turn under way, whose stream then ends. The session's file stays."""
+        """End the session: cancel a turn under way, whose stream then ends. The session's file stays."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -391,12 +391,12 @@ class Session:
     # Another provider, another process --------------------------------------------------------------------------------
 
     async def handover(self, provider: Provider, *, model: str | None = None) -> tuple[str, ...]:
-        """Continue with another provider; return what cannot be carried to it, as far as it is known before the turn.
+        """Continue with another provider; return the losses that are known before the next turn.
 
         The next turn has the whole transcript; calls without a recorded result stand first in it, as a question.
 
         Args:
-            model: None is the provider's own choice, as names of models mean nothing elsewhere.
+            model: model of the new provider; None is its own choice, as the former model's name means nothing to it.
 
         Raises:
             ConfigError: `config_invalid`, the session is closed, or another task is inside a call of it.
@@ -441,7 +441,7 @@ class Session:
 
     @contextmanager
     def _alone(self) -> Any:
-        """Hold the lock; refuse the call while another task has it, as they would take each other's events."""
+        """Lock the session; refuse the call while another task has the lock, as two readers would split the events."""
         try:
             self._lock.acquire_nowait()
         except anyio.WouldBlock:
@@ -484,7 +484,7 @@ class Session:
         asks = self._config.on_ask == "stream" and given.get("on_ask") is None
         system, can = self.file.system_prompt or None, self._provider.can
         if self._native is not None and self._native.system != system and can.reads and "system" not in can.heeds:
-            self._native = None  # In its words is another system prompt.
+            self._native = None  # The provider's own conversation has another system prompt among its words.
             self._lose(OWN_STATE)
         turn = _Turn(message=message, run_id=run_id, tools=tools, system=system, given=given, asks=asks)
         begun = SessionTurn(run_id=run_id, provider=self.provider, model=self.model, messages=(message,))

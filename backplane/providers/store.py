@@ -1,6 +1,6 @@
-"""Sessions on disk: one file each, `HOME/sessions/ID.json`, that one process at a time writes.
+"""Stores each session in a file `HOME/sessions/ID.json`, which one process at a time may write.
 
-A file is data: it is bounded and checked against its shape when it is read, and nothing in it is run.
+A file is data: reading it checks its size and its shape, and nothing in it is run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Saved:
         """Write the file anew: whole, or not at all.
 
         Raises:
-            ConfigError: as `clean`; `config_invalid`, it is closed: another process may write the file.
+            ConfigError: as `clean`; `config_invalid`, this object is closed, so another process may write the file.
             StoreError: `receipt_store_failed`, the disk failed, or the file would be over `FILE_BYTES_MAX`.
         """
         if self._lock.closed:
@@ -60,7 +60,7 @@ class Saved:
         self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let others write it; of a session that was never written, no file stays."""
+        """Let other processes write the file; the lock of a session that was never written is removed."""
         if not self._lock.closed and not self.path.exists():
             self.path.with_suffix(".lock").unlink(missing_ok=True)
         self._lock.close()
@@ -70,7 +70,8 @@ def clean(file: SessionFile, redactor: Redactor) -> Any:
     """Return the file as JSON values without secrets; a signed block that this changes is left out and listed.
 
     Raises:
-        ConfigError: `config_invalid`, a rule of its policy has a secret in it: without that it would hold nothing.
+        ConfigError: `config_invalid`, a rule of the session's policy contains a secret, without which the rule would
+            match nothing.
     """
     plain = msgspec.to_builtins(file)
     if redactor.json(plain["policy"])[1]:
@@ -84,11 +85,11 @@ def clean(file: SessionFile, redactor: Redactor) -> Any:
 
 
 SIGNED: Final = "dropped: signed thinking with a secret in it, as redaction would break its signature"
-"""The block whole; of words and calls, which stay, the proof alone."""
+"""Loss of a thinking block; text and calls stay, and lose only their signature."""
 
 
 def _drop_broken(message: dict[str, Any]) -> bool:
-    """Take signatures of text that was redacted, now or earlier, out of a message; return True if there were some."""
+    """Remove the signatures of redacted text from a message; return True if there were any."""
 
     def is_broken(block: Any) -> bool:
         return bool(block.keys() & {"signature", "redacted"}) and MARK in msgspec.json.encode(block).decode()
@@ -114,7 +115,7 @@ def create(home: Path, id: str) -> Saved:
     """Take a session's name for writing.
 
     Raises:
-        ConfigError: `config_invalid`, another process has it, or the id is none.
+        ConfigError: `config_invalid`, another process has the session open, or the id is no UUID.
         StoreError: `receipt_store_failed`, the folder cannot be written.
     """
     path = path_of(home, id)
@@ -132,7 +133,7 @@ def create(home: Path, id: str) -> Saved:
 
 
 def is_open(home: Path, id: str) -> bool:
-    """Tell whether a process has the session open."""
+    """Return True if a process has the session open."""
     try:
         lock = os.open(path_of(home, id).with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -159,7 +160,7 @@ def read(path: Path) -> SessionFile:
     """Read a session's file, wherever it lies.
 
     Raises:
-        ConfigError: `config_invalid`, it is not there, too long, of another version, or no such file.
+        ConfigError: `config_invalid`, the file is missing, too long, of another version, or no session's.
     """
     try:
         with path.open("rb") as file:
@@ -176,10 +177,10 @@ def read(path: Path) -> SessionFile:
 
 
 def find(home: Path, name: str) -> str:
-    """Return the id of the session that this is a beginning of, or of the newest for `last`.
+    """Return the id of the session whose id begins with `name`; `last` is the session that was written last.
 
     Raises:
-        ConfigError: `config_invalid`, none or several are.
+        ConfigError: `config_invalid`, no session or several fit.
     """
     ids = [path.stem for path in _files(home)]
     found = ids[:1] if name == "last" else [id for id in ids if name and id.startswith(name.lower())]
@@ -190,7 +191,7 @@ def find(home: Path, name: str) -> str:
 
 
 def _files(home: Path) -> list[Path]:
-    """The files of sessions, the last written first."""
+    """Return the files of all sessions, the last written first."""
     folder = home / FOLDER
     found = [path for path in folder.glob("*.json") if not path.is_symlink()] if folder.is_dir() else []
     return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
@@ -214,7 +215,7 @@ def changed_at(home: Path, file: SessionFile) -> str:
 
 
 def settled(file: SessionFile, store: Store) -> SessionFile:
-    """Return the file with what the receipts say of turns that were cut off before they were written down."""
+    """Return the session with its unfinished turns completed from their receipts, as after a crash."""
     turns = [turn if turn.stop_reason is not None else _settled(turn, file, store) for turn in file.turns]
     return replace(file, turns=tuple(turns))
 

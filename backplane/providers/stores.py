@@ -1,4 +1,4 @@
-"""Sessions from conversations that vendors' own programs keep on this machine.
+"""Makes sessions from conversations that vendors' own programs keep on this machine.
 
 A conversation is data: its calls are not run, its approvals and policy do not count, and its proofs are not sent to a
 service, as the account that they were made for is unknown. The form of each vendor's records is known to
@@ -35,7 +35,7 @@ _SECRET_NAMES: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENT
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation as its vendor's program kept it."""
+    """A conversation, read from the store of its vendor's program."""
 
     vendor: str
     id: str
@@ -45,7 +45,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     messages: tuple[Message, ...] = ()
     losses: tuple[str, ...] = ()
-    """Descriptions of what the record has, but the messages lack."""
+    """Descriptions of the parts of the vendor's record that the messages lack."""
 
 
 def import_stored(vendor: str, name: str, backend: str, environ: Mapping[str, str]) -> SessionFile:
@@ -123,7 +123,7 @@ def _path(vendor: str, form: Any, name: str, environ: Mapping[str, str]) -> Path
 
 
 def _rows(path: Path, talk: Talk) -> Iterator[dict[str, Any]]:
-    """Yield a file's JSON objects, a line each; any other line is listed as left out.
+    """Yield a file's JSON objects, one per line; any other line is listed as a loss.
 
     Raises:
         ConfigError: `config_invalid`, the file cannot be read or is too long.

@@ -1,4 +1,4 @@
-"""Tools of the calling program: functions, definitions with a handler, and calls that are handed to the caller."""
+"""Offers tools of the calling program: functions, definitions with a handler, and calls handed to the caller."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ __all__ = ["HandlerResult", "Tool", "ToolDefinition", "Toolset"]
 
 
 class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool that says its own schema; for most, a Python function is enough."""
+    """A tool with a schema of its own; for most tools, a Python function is enough."""
 
     name: str
     description: str
     parameters: dict[str, Any]
-    """JSON Schema of the input, an object. What does not satisfy it is answered with the fault, and reaches no handler;
-    a call that is handed to the caller is handed as it is."""
+    """JSON Schema of the input, an object. An input that violates it is answered with the fault and reaches no handler;
+    a call that the caller runs is not checked."""
     handler: Callable[[Any], Any] | None = None
-    """Plain or `async`, from the input to a text, a `HandlerResult` or JSON; None hands each call to the caller."""
+    """Plain or `async` function from the input to a text, a `HandlerResult` or JSON; None: the caller runs the call."""
 
 
 Tool = ToolDefinition | Callable[..., Any]
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Values that one task sends and another waits for, by name; the limits of the run bound the wait."""
+    """Passes values, by name, from one task to another that waits for them; the limits of the run bound the wait."""
 
     def __init__(self) -> None:
         self._values = defaultdict[str, list[T]](list)
@@ -65,8 +65,8 @@ class Toolset:
     """The tools of a session.
 
     Attributes:
-        handed: names of those that the caller runs.
-        results: the caller's results of these, by the name of the tool.
+        handed: names of the tools that the caller runs.
+        results: the caller's results, by the name of the tool.
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -81,12 +81,12 @@ class Toolset:
             raise ConfigError("config_invalid", "two of the tools have one name", hint="give each a name of its own")
 
     def with_more(self, tools: Sequence[Tool]) -> Toolset:
-        """Return this set with more tools in it; itself for none. Raises ConfigError as the class."""
+        """Return a set with more tools; this set if `tools` is empty. Raises ConfigError: two tools have one name."""
         return Toolset((*self._given, *tools)) if tools else self
 
 
 class _Defined:
-    """A definition as the server of functions wants it."""
+    """A `ToolDefinition` in the form that the server of functions takes."""
 
     def __init__(self, definition: ToolDefinition, results: Mailbox[ToolResultMessage]) -> None:
         if not definition.name.isidentifier():

@@ -1,4 +1,4 @@
-"""One turn of a session as an order. Settings that a host heeds are members of it, the rest is words, losses are named.
+"""Composes the order of a turn: settings that the host heeds become members, others words; losses are listed.
 
 Pure: a session and the abilities of its host come in, an order and the losses come out.
 """
@@ -49,8 +49,8 @@ class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: None is the backend's own choice.
-        max_tokens: of one answer of the model.
-        temperature: of the model; None is its own.
+        max_tokens: most tokens of one answer of the model; None leaves it to the provider.
+        temperature: the model's sampling temperature; None leaves it to the provider.
         system_prompt: instructions for the whole conversation.
         tools: functions, whose annotations are the schema and whose docstrings the description, or `ToolDefinition`s.
         session_id: a saved session to resume.
@@ -106,13 +106,13 @@ KEPT: Final = (
     *("model", "system_prompt", "max_tokens", "temperature", "max_turns", "max_budget_usd"),
     *("root", "mode", "lane"),
 )
-"""Members that are saved in a session's file; None leaves the saved value."""
+"""Members of a `SessionConfig` that are saved in a session's file; None leaves the saved value."""
 
 T = TypeVar("T")
 
 
 def shaped(value: object, kind: type[T], what: str, hint: str | None = None) -> T:
-    """Return a value of the calling program with its checked shape. Raises ConfigError: `config_invalid`."""
+    """Check a value of the calling program and return it as a `kind`. Raises ConfigError: `config_invalid`."""
     try:
         plain = msgspec.to_builtins(value, builtin_types=(bytes,))
         msgspec.json.encode(plain)  # A text with half of a surrogate pair cannot be written anywhere.
@@ -129,23 +129,23 @@ class Abilities(msgspec.Struct, frozen=True):
     extensions: frozenset[str] = frozenset()
     levels: dict[str, Any] = {}
     reads: bool = True
-    """Words beside the task reach a model: a host that heeds no context may take the task for a command."""
+    """True if words beside the task reach a model; a host that heeds no context may run the task as a command."""
     host: str | None = None
-    """The host's own name: `claude`, `codex`, `api`, …"""
+    """The host's own name: `claude`, `codex`, `api`, …; None before its hello."""
 
     def keeps_in(self, mode: str) -> bool:
-        """Return True if it keeps conversations in this mode: one that is stored in the folder is lost with a copy."""
+        """Return True if the host keeps conversations in this mode; those in the folder itself are lost with a copy."""
         restricted = isinstance(self.levels.get("session_resume"), dict)
         return "session" in self.heeds and SESSION in self.extensions and (mode == "pass_through" or not restricted)
 
     @property
     def forks(self) -> bool:
-        """True if it can continue a copy of a conversation that it keeps."""
+        """True if the host can continue a copy of a conversation that it keeps."""
         return self.levels.get("session_fork") in ("native", "emulated")
 
 
 def abilities(hello: Hello) -> Abilities:
-    """Read a hello; a host that does not say what it heeds is taken to heed nothing but the order's words."""
+    """Read a hello; a host that does not announce what it heeds counts as heeding only the order's words."""
     heeds = () if hello.heeds is msgspec.UNSET else hello.heeds
     reads = hello.heeds is msgspec.UNSET or "context" in heeds
     return Abilities(frozenset(heeds), frozenset(hello.extensions), hello.capabilities, reads, hello.backend.id)
@@ -156,16 +156,16 @@ class Native(msgspec.Struct, frozen=True):
 
     id: str
     system: str | None = None
-    """The system prompt in it, for a provider that gets it as words."""
+    """The system prompt that the conversation began with; None if there was none."""
     is_copied: bool = False
-    """True if the next turn continues a copy of it."""
+    """True if the next turn continues a copy of the conversation."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn, before it is an order."""
+    """One turn, from which `compose` makes an order."""
 
     file: SessionFile
-    """The session; a last turn without a stop reason is this turn."""
+    """The session; if its last turn has no stop reason, that is the turn to compose."""
     message: UserMessage
     can: Abilities
     native: Native | None = None
@@ -228,7 +228,7 @@ def _system(wanted: Wanted, own: dict[str, Json], losses: list[str]) -> list[str
 
 
 UNSEEN: Final = "dropped: files that earlier turns changed, which stay in the turns' patches (lane patch_first)"
-"""Unless the caller has applied them."""
+"""Loss of a session whose turns leave their changes in patches; the caller may have applied them."""
 
 NO_IMAGES: Final = "dropped: images, the provider takes none"
 
@@ -244,7 +244,7 @@ QUESTION: Final = (
 
 
 def _history(wanted: Wanted, own: dict[str, Json], losses: list[str], images: list[Image]) -> list[str]:
-    """Put the history into the order's own members, or return it as words; then its pictures go to `images`."""
+    """Put the history into the order's own members, or return it as words and add its pictures to `images`."""
     can, native = wanted.can, wanted.native
     question = _questions(wanted) if can.reads else []
     if can.keeps_in(wanted.file.mode):
@@ -273,7 +273,7 @@ def _history(wanted: Wanted, own: dict[str, Json], losses: list[str], images: li
 
 
 def _messages(wanted: Wanted, losses: list[str]) -> list[Message]:
-    """Return the history for this provider, each call with an id of its own; some hosts number them anew each turn."""
+    """Return the history for this provider, each call with a unique id, as some hosts number calls anew each turn."""
     taken, messages = set[str](), list[Message]()
     for number, turn in enumerate(wanted.turns):
         calls = {call.id for call in calls_of(turn.messages)}
@@ -286,7 +286,7 @@ def _messages(wanted: Wanted, losses: list[str]) -> list[Message]:
 def _carried(
     turn: SessionTurn, message: Message, renamed: Mapping[str, str], wanted: Wanted, losses: list[str]
 ) -> Message:
-    """Return a message for this provider: only the provider and model that made a proof get it back."""
+    """Return a message for this provider; only the provider and model that made a signature get it back."""
     if isinstance(message, UserMessage):
         if not message.images or "images" in wanted.can.heeds:
             return message
@@ -315,7 +315,7 @@ def _bare(message: AgentMessage) -> AgentMessage:
 
 
 def _questions(wanted: Wanted) -> list[str]:
-    """Return what the model has to find out first: changes that are not in the folder, and calls without a result."""
+    """Return the questions to the model about calls whose changes are not in the folder or that have no result."""
     # The provider's own conversation has the older questions.
     turns = wanted.turns[-1:] if wanted.native is not None else wanted.turns
     lost = [call for turn in turns if wanted.leaves_patches or not turn.carried for call in _changes(turn)]
@@ -324,7 +324,7 @@ def _questions(wanted: Wanted) -> list[str]:
 
 
 def _unanswered(wanted: Wanted) -> list[MessageToolCall]:
-    """Return the calls without a result; a turn that was cut off may not have found out about those before it."""
+    """Return the calls without a result, back to the last complete turn, which has settled the earlier ones."""
     calls: list[MessageToolCall] = []
     for turn in reversed(wanted.turns):
         was_cut = turn.stop_reason in CUT_OFF

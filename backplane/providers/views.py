@@ -1,6 +1,6 @@
-"""Two views of a session's stream for programs that know other interfaces: seven message events, fourteen unified ones.
+"""Shows a session's stream under the names of two other interfaces, with seven and with fourteen kinds of events.
 
-A view adds names and no abilities; `contracts/sessions.md` has the table. `prompt` makes one text of context items.
+A view only renames; `contracts/sessions.md` has the table. `prompt` makes one message of a text and context items.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ToolResultEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageDoneEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """The last event of a stream; the members are those of `TurnOutcome`."""
+    """The last event of a stream; its members are as in `TurnOutcome`."""
 
     message: AgentMessage
     usage: TokenUsage
@@ -101,11 +101,11 @@ class UnifiedEvent(msgspec.Struct, frozen=True):
 
     name: UnifiedName
     data: dict[str, Any]
-    """The members that the interface names."""
+    """The event's members under the names of the interface."""
 
 
 _SUGGESTIONS: Final = ("allow", "allow_run", "modify", "deny")
-"""Answers to an approval of a tool."""
+"""Answers that are suggested for an approval of a tool."""
 
 
 async def as_messages(session: Session, message: Said, **given: Unpack[TurnOptions]) -> AsyncIterator[StreamEvent]:
