@@ -1,7 +1,7 @@
-"""Which backend an order gets, why, and what follows when it fails there (`docs/guide/routing-rule.md`).
+"""Chooses the backend of an order, explains the choice, and decides what follows a failure.
 
-Pure: tasks, candidates and measures come in, decisions come out. Reading settings, manifests and
-receipts, and running what was chosen, is done in `driver`.
+The rule is `docs/guide/routing-rule.md`. `router` and `failover` are pure: tasks, candidates and measures come in,
+decisions come out. `driver` reads settings, manifests and receipts; `compare` runs an order on several backends.
 """
 
 from backplane.routing.estimates import Measures, Observation

@@ -29,17 +29,17 @@ from backplane.view.diff import changes
 from backplane.workspace import apply_patch, open_workspace
 
 CHECKER: Final = "shell"
-"""The backend that runs the check: contained and recorded as any run."""
+"""The backend that runs the check, in a sandbox and with a receipt like every run."""
 
 NO_COMMAND: Final = 127
 """The exit code with which a shell says that there is no such command."""
 
 RUNS_MAX: Final = 1000
-"""Runs of one comparison: more would take days."""
+"""Most runs of one comparison; more would take days."""
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One backend, and perhaps the model that it is to take."""
+    """A backend to compare, with the model to use; without a model, the backend's default."""
 
     backend: str
     model: str | None = None
@@ -77,12 +77,12 @@ async def compare(
     Args:
         order: a work order, or just the task; is staged, whatever it says, and nothing of it is applied.
         sides: each as a value, or as `read_side` takes it.
-        check: a command that is run in a copy with the patch; exit code 0 passes.
+        check: a command that is run in a copy with the patch; exit code 0 passes. None checks nothing.
         heard: called after each run.
 
     Raises:
-        ConfigError: `config_invalid`, the sides are fewer than two or twice the same, there are too many runs, or the
-            order's root is no folder.
+        ConfigError: `config_invalid`, fewer than two sides, one side twice, too many runs, or the order's root is no
+            folder.
         BackendError: `backend_not_found`, `backend_unavailable`.
         WorkspaceError: `workspace_staging_failed`, the original changed meanwhile.
         StoreError: `receipt_store_failed`.
@@ -194,7 +194,7 @@ def _patch_lines(run: Run) -> list[str]:
 
 
 async def _check(plane: ControlPlane, run: Run, command: str) -> Run:
-    """Run the check in a copy of the original with the run's patch in it; the copy is removed again."""
+    """Run the check in a copy of the original with the run's patch applied, then remove the copy."""
     with tempfile.TemporaryDirectory(prefix="backplane-compare-") as scratch:
         place = await anyio.to_thread.run_sync(_copy_with_patch, plane, run, Path(scratch))
         # The configured policy is about agents, and this is the caller's own command.

@@ -1,4 +1,4 @@
-"""Reads what the router decides on: settings, manifests, prices, receipts and live runs; makes an order's attempts.
+"""Reads the router's inputs (settings, manifests, prices, receipts, live runs), and makes an order's attempts.
 
 Nothing is started here except hosts that are asked for their hello.
 """
@@ -45,13 +45,13 @@ from backplane.upstream.prices import ModelFacts, facts_of
 from backplane.view.figures import milliseconds
 
 RUNS_MAX: Final = 500
-"""Newest receipts that are measured: some 0.1 s to read, and older ones hardly count."""
+"""Newest receipts that are measured; reading them takes some 0.1 s, and older ones hardly count."""
 
 HELLOS_MAX: Final = 8
-"""Hosts that are asked at once what they can, each a process."""
+"""Most hosts that are asked for their hello at the same time, as each is a process."""
 
 DATE: Final = re.compile(r"[-@](20\d{6}|20\d\d-\d\d(-\d\d)?)$")
-"""The date at the end of a model's name, as some services write it."""
+"""The date that some services add at the end of a model's name."""
 
 _HERE: Final = (*CAPABILITY.values(), "checkpointing")
 """Abilities that the control plane supplies to every backend on this machine."""
@@ -68,7 +68,7 @@ class World(msgspec.Struct, frozen=True):
     def choose(
         self, task: TaskDescriptor, strategy: Strategy | None = None, tried: frozenset[str] = frozenset()
     ) -> RoutingDecision:
-        """Choose an option with `router.choose`; a missing strategy is the task's own, else the configured one."""
+        """Choose an option with `router.choose`; without `strategy`, by the task's own, else by the configured one."""
         routing = self.settings.routing
         strategy = strategy or task.strategy or routing.strategy
         return choose(
@@ -86,8 +86,8 @@ def look_around(settings: Settings, environ: Mapping[str, str], home: Path, *, n
     """Read what a choice depends on.
 
     Args:
-        home: the state folder; where it is not there, nothing was ever run.
-        now_ms: milliseconds since 1970; None takes the clock.
+        home: the state folder; without one, there are no earlier runs.
+        now_ms: the time in milliseconds since 1970; None reads the clock.
 
     Raises:
         ConfigError: `config_invalid`, a price cannot be read.
@@ -147,7 +147,7 @@ def _candidate(
 
 
 def _why_not_ready(status: readiness.BackendStatus, declared: BackendSettings) -> str:
-    """Why a backend cannot be used; one that misses a key may be tried by name, and is not chosen."""
+    """Return why a backend cannot be chosen; empty if it can be. One without its key may still be named by an order."""
     if not status.ready:
         return status.why or "it is not ready"
     return status.fix.partition(";")[0] if status.fix and not declared.env else ""
@@ -160,7 +160,7 @@ def _models(name: str, declared: BackendSettings, agent: AgentRow | None, settin
         try:
             service = presets.read_options(declared.options, name)
             default, is_listed = service.model, service.listed
-        except ConfigError:  # It is not ready either, and says why.
+        except ConfigError:  # `_why_not_ready` reports these options.
             is_listed = False
     elif agent is not None:
         default = agent.model or default
@@ -201,7 +201,7 @@ def _observation(run: Remembered, candidate: BackendState) -> Observation:
 
 
 def _model_of(run: Remembered, models: tuple[Model, ...]) -> str | None:
-    """Return the model that a run counts for: the one of its order, else of its receipt, else the default."""
+    """Return the model that a run counts for: its order's, else its receipt's, else the backend's default."""
     told = run.model_told
     if run.model is not None or told is None or models[0].name is None:
         return run.model or models[0].name
@@ -209,7 +209,7 @@ def _model_of(run: Remembered, models: tuple[Model, ...]) -> str | None:
 
 
 def _names(told: str, name: str) -> bool:
-    """Return True if a service's name of a model is this name, has it as a word, or has only a date behind it."""
+    """Return True if a service's name of a model is `name`, perhaps with a date at its end, or has `name` as a word."""
     plain = DATE.sub("", told)
     return name in (told, plain) or name in re.split(r"[-/:@]", plain)
 
@@ -218,7 +218,7 @@ def _names(told: str, name: str) -> bool:
 
 
 def task_of(order: WorkOrder) -> TaskDescriptor:
-    """Return what an order asks of the router. Raises ConfigError: as `read_route`."""
+    """Return the router's view of an order. Raises ConfigError: as `read_route`."""
     return read_route(order.abp("route"), order.requirements.required, order.config.model)
 
 
@@ -227,16 +227,16 @@ class Attempts:
 
     Args:
         order: names no backend.
-        look: reads what a choice depends on.
-        strategy: in place of the order's own and the configured one; a function decides by itself.
+        look: reads the present `World`.
+        strategy: replaces the order's own and the configured one; a function makes the choice itself.
 
     Attributes:
         tried: the failed attempts, oldest first.
         stopped: the error that kept a failed order from its next backend, as its budget is used up; else None.
 
     Raises:
-        ConfigError: `config_invalid`, as `read_route`; or the order goes on with a conversation, which one backend has,
-            and does not name that backend.
+        ConfigError: `config_invalid`, as `read_route`; or the order continues a conversation without naming the backend
+            that keeps it.
         StoreError: `receipt_store_failed`.
     """
 
@@ -259,7 +259,7 @@ class Attempts:
 
     @property
     def order(self) -> WorkOrder:
-        """The order for the chosen backend, with a model unless that is the backend's own."""
+        """The order for the chosen backend; it names the chosen model unless that is the backend's default."""
         model = self._world.model_for(self.decision.chosen())
         if model is None or self._order.config.model is not None:
             return self._order
@@ -272,7 +272,7 @@ class Attempts:
 
     @property
     def route(self) -> dict[str, Json]:
-        """The decision and the earlier attempts, as the receipt has them."""
+        """The decision and the earlier attempts, in the receipt's form."""
         wire: dict[str, Json] = msgspec.to_builtins(self.decision)
         return wire | ({"tried": msgspec.to_builtins(self.tried)} if self.tried else {})
 
@@ -300,8 +300,8 @@ async def first_choice(
 ) -> Attempts:
     """Choose a backend for an order that names none.
 
-    If no backend is eligible, those without a manifest and without another obstacle are asked for their hello; no order
-    is sent for that.
+    If no backend is eligible, those whose only obstacle is a missing manifest are asked for their hello; that sends no
+    order.
 
     Raises:
         ConfigError, StoreError: as `Attempts`.
@@ -329,8 +329,8 @@ async def _keep_manifest(name: str, settings: Settings, environ: Mapping[str, st
 
 
 async def attempts_for(plane: ControlPlane, order: WorkOrder, strategy: Strategy | None = None) -> Attempts:
-    """The first choice, with the settings of a control plane. Raises as `first_choice`."""
-    # Runs that were cut off are sealed first, or their ends would not be known here.
+    """Make the first choice for an order with a control plane's settings. Raises as `first_choice`."""
+    # Opening the store seals runs that were cut off, so that their ends are measured, too.
     await anyio.to_thread.run_sync(plane.state_folder.store)
     return await first_choice(order, plane.settings, plane.environ, plane.home, strategy)
 
@@ -338,10 +338,10 @@ async def attempts_for(plane: ControlPlane, order: WorkOrder, strategy: Strategy
 async def backend_for(
     order: WorkOrder, plane: ControlPlane, named: str | None = None
 ) -> tuple[WorkOrder, backends.Backend, Json]:
-    """Return the backend that an order names, else the default, else the router's; with the order for it, and why.
+    """Return the backend that an order names, else the default, else the router's choice; with its order and route.
 
     Args:
-        named: goes before what the order names.
+        named: a backend in place of the order's own; None takes the order's.
 
     Raises:
         BackendError: `backend_not_found`, `backend_unavailable`.
@@ -355,7 +355,7 @@ async def backend_for(
 
 
 def attempt_of(run: Run) -> FailoverAttempt:
-    """Return a run that has ended as an attempt."""
+    """Return the attempt that an ended run was."""
     receipt, code = run.stored, run.error.code if run.error is not None else None
     size, lane = patch_claim(receipt).get("bytes"), receipt.backplane.get("lane")
     used = used_by(receipt, code, was_sent=run.was_sent)

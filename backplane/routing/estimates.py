@@ -13,17 +13,17 @@ from backplane.errors import CODES
 from backplane.upstream.measures import RATE_LIMITED_MS, Estimate, estimate, pause_ms, weight
 
 PERIOD_MS: Final = 7 * 86_400_000
-"""A run counts half as much a week later: vendors change models and load within weeks."""
+"""Milliseconds after which a run counts half as much: a week, as vendors change models and load within weeks."""
 
 TYPED_MIN: Final = 3
-"""Complete runs of a task's type from which these alone count."""
+"""Complete runs of a task's type that suffice for an estimate; with fewer, runs of all types count."""
 
 SILENT: Final = frozenset({"refused", "cancelled", "interrupted", "store"})
-"""Reasons of an end that are not the backend's doing."""
+"""Reasons of an end (`End.reason`) that the backend did not cause; such runs are not measured."""
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """One ended run, as its receipt has it."""
+    """One ended run, read from its receipt."""
 
     backend: str
     group: str
@@ -31,23 +31,23 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     type: str | None = None
     """The task's type; None if the order named none."""
     began_ms: int
-    """Milliseconds since 1970."""
+    """Time of the run's start, in milliseconds since 1970."""
     duration_ms: int | None = None
     cost_usd_micros: int | None = None
     complete: bool = True
     reason: str | None = None
-    """Why the run ended, as `End.reason`."""
+    """Why the run ended (`End.reason`); None if the receipt has no reason."""
     code: str | None = None
-    """Why it did not complete."""
+    """Error code of the run; None if it has none."""
     retry_after_ms: int | None = None
-    """The pause that its model's service asked for."""
+    """The pause in milliseconds that the model's service asked for; None if it asked for none."""
 
 
 class Measures:
-    """Costs and latencies by group, model and type, worked out once for many decisions.
+    """Estimates costs and latencies by group, model and task type; each estimate is computed once.
 
     Args:
-        observations: of one state folder; their order does not matter.
+        observations: the runs of one state folder, in any order.
     """
 
     def __init__(self, observations: Iterable[Observation], now_ms: int) -> None:
@@ -82,7 +82,7 @@ class Measures:
 
 
 def circuit_until(runs: Iterable[Observation]) -> int:
-    """Return when a backend may be tried again after failures in a row, in milliseconds since 1970; 0 for at any time.
+    """Return when a backend may be tried again after failures in a row, in milliseconds since 1970; 0 if at any time.
 
     Args:
         runs: of one backend.

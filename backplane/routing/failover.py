@@ -1,4 +1,4 @@
-"""When an order that failed on one backend goes on to another. Pure: what was seen comes in, yes or no comes out."""
+"""Decides whether an order that failed on one backend goes on to another. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from backplane.errors import CODES
 from backplane.policy.paths import SPELLINGS, TOOLS
 
 ATTEMPTS_MAX: Final = 3
-"""Backends that one order is tried on: what fails on three is most often the order."""
+"""Most backends that one order is tried on; if three fail, the order is most often the cause."""
 
 LIMITS: Final = frozenset({"budget", "max_turns"})
-"""Reasons of an end by a limit of the order, which applies on every backend."""
+"""Reasons of an end by a limit of the order; the limit would end the order on every backend."""
 
 READING: Final = frozenset(
     name for name, shape in TOOLS.items() if shape.reads and not shape.writes and not shape.connects
@@ -24,24 +24,24 @@ READING: Final = frozenset(
 
 
 class FailoverAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One backend that an order was tried on, as the next one's receipt tells it."""
+    """One failed attempt at an order, in the form of the next attempt's receipt."""
 
     backend: str
     model: str | None = None
     run_id: str
     code: str | None = None
-    """Why it did not complete."""
+    """Error code of the attempt; None if it has none."""
     limit: str | None = None
-    """The limit of the order that ended it: `budget` or `max_turns`; then the order is not tried elsewhere."""
+    """The order's limit that ended the attempt, and so the order: `budget` or `max_turns`; None if neither did."""
     used_usd_micros: int | None = None
-    """Its cost, which is subtracted from the next attempt's budget; None is unknown. `used_tokens` likewise."""
+    """Cost of the attempt, which the next attempt's budget lacks; None is unknown. `used_tokens` likewise."""
     used_tokens: int | None = None
     effect: str | None = None
-    """The first side effect that was seen; with one, the order ends."""
+    """The first side effect that was seen, which ends the order; None if none was seen."""
 
 
 def effect_of(event: AgentEvent) -> str | None:
-    """The side effect that an event tells of, in words; None where it tells of none."""
+    """Return the side effect that an event reports, in words; None if it reports none."""
     if isinstance(event, FileChanged):
         return f"file_changed {event.path}"
     if isinstance(event, CommandExecuted):
@@ -52,11 +52,11 @@ def effect_of(event: AgentEvent) -> str | None:
 
 
 def first_effect(events: Iterable[AgentEvent], *, patch_bytes: int, applied: bool) -> str | None:
-    """The first side effect of a run; None where none was seen.
+    """Return the first side effect of a run, in words; None if none was seen.
 
     Args:
-        patch_bytes: of the difference that the run left in its workspace.
-        applied: whether that was put into the original.
+        patch_bytes: size of the run's patch.
+        applied: True if the patch was applied to the original.
     """
     found = next(filter(None, map(effect_of, events)), None)
     if found is None and (patch_bytes or applied):
@@ -65,7 +65,7 @@ def first_effect(events: Iterable[AgentEvent], *, patch_bytes: int, applied: boo
 
 
 EFFECT_CHARS_MAX: Final = 200
-"""Characters of a side effect in a receipt: enough to recognise it."""
+"""Most characters of a side effect in a receipt, enough to recognise it."""
 
 
 def moves_on(attempts: int, failed: FailoverAttempt) -> bool:

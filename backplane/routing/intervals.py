@@ -1,4 +1,4 @@
-"""Shares and means of a few runs with their confidence intervals, and verdicts from them. Pure.
+"""Computes shares and means of a few runs with their confidence intervals, and verdicts from them. Pure.
 
 Shares are in thousandths. An interval holds the true value in 95 of 100 comparisons; one backend is better only
 if its interval lies wholly on the better side of every other's.
@@ -14,7 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 RUNS_MIN: Final = 3
-"""Least number of runs for a verdict: two that are alike by chance have no spread at all."""
+"""Least number of runs for a verdict; two runs that are equal by chance would have no spread at all."""
 
 Z: Final = 1.96
 """Quantile of the normal distribution for 95 %."""
@@ -23,17 +23,17 @@ T: Final = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
-"""Student's t for 95 %, by degrees of freedom from 1 on; beyond 30 it is taken for normal."""
+"""Student's t for 95 %, by degrees of freedom from 1 to 30; beyond that, `Z` is used."""
 
 Measure = Literal["success", "cost", "duration"]
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A value and where the true one may lie, in the unit of what was measured."""
+    """A measured value and the bounds of the true one, in the measure's unit."""
 
     value: int
     low: int | None
-    """None where there are too few runs to say; `high` likewise."""
+    """Lower bound; None if there are too few runs for an interval. `high` likewise."""
     high: int | None
     runs: int
 
@@ -43,7 +43,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     measure: Measure
     better: str | None
-    """The backend that is better than every other; None where the data does not support that."""
+    """The backend that is better than every other; None if the data does not show one."""
     why: str
 
 
@@ -56,19 +56,19 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     outcome: str
     code: str | None
-    """Why it did not complete."""
+    """Error code of the run; None if it has none."""
     duration_ms: int
     cost_usd_micros: int | None
     input_tokens: int | None
     output_tokens: int | None
     files: int
     added: int
-    """Lines of its patch; `removed` likewise."""
+    """Lines that the run's patch adds; `removed` likewise."""
     removed: int
     patch_sha256: str | None
-    """The same for the same patch; None where nothing was changed."""
+    """Hash of the run's patch, to count different ones; None if the run changed nothing."""
     checked: bool | None = None
-    """True if the check passed; None if there is no check, or nothing to check."""
+    """True if the check passed, False if it failed; None if there is no check, or nothing to check."""
     check_run_id: str | None = None
     check_says: str | None = None
     """Why the check failed; None if it did not."""
@@ -93,13 +93,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     None if there are none, or if the cost of one is unknown.
     """
     duration_ms: Interval | None
-    """Mean of the successful runs."""
+    """Mean duration of the successful runs, in milliseconds; None if there are none."""
     patches: int
-    """Different patches that came of it."""
+    """Number of different patches that the runs made."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole comparison."""
+    """The result of a whole comparison: runs, summaries and verdicts."""
 
     task: str
     root: str
@@ -151,10 +151,10 @@ def mean(values: Sequence[int | None]) -> Interval | None:
 
 
 def judge(measure: Measure, found: Mapping[str, Interval | None]) -> Verdict:
-    """Say which backend is better by one measure, if the data says so.
+    """Return which backend is better by one measure, if the data shows one.
 
     Args:
-        found: by backend, two or more; more is better for `success`, less for the others.
+        found: backend → interval, None is unknown; two or more. More is better for `success`, less for the others.
     """
     known = {name: one for name, one in found.items() if one is not None}
     few = [name for name, one in known.items() if one.runs < RUNS_MIN]

@@ -1,4 +1,4 @@
-"""The choice of a backend, and for every other one why not and what would have to change.
+"""Chooses a backend, and lists for every other one the obstacles and the change that would remove each.
 
 The rule is `docs/guide/routing-rule.md`, row by row. Clock and seed come in as arguments.
 """
@@ -31,34 +31,34 @@ Kind = Literal[
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model of a backend, as far as it is known."""
+    """A model of a backend; None is unknown."""
 
     name: str | None = None
-    """None: the backend takes one of its own choice."""
+    """Name of the model; None: the backend chooses one itself."""
     price: Price | None = None
-    """None if it is unknown."""
+    """Prices of the model's tokens; None if they are unknown."""
     context_tokens: int | None = None
     output_tokens: int | None = None
 
 
 class BackendState(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend as it stands now. Times in milliseconds since 1970."""
+    """The present state of a backend. Times are in milliseconds since 1970; 0 is no time."""
 
     name: str
     group: str
-    """Its instances have the same; one without others has its own name."""
+    """Name that all instances of one backend share; a single backend's own name."""
     models: tuple[Model, ...] = (Model(),)
     """The backend's models, one or more; the first is the default."""
     named_only: bool = False
     not_ready: str = ""
-    """Why it cannot be used; empty when it can."""
+    """Why the backend cannot be used; empty if it can be."""
     fix: str = ""
     manifest: Manifest | None = None
-    """Manifest of its last hello; None if there was none."""
+    """Manifest of the backend's last hello; None if there was none."""
     running: int = 0
     runs_max: int = 32
     began_last_minute: int = 0
-    """Runs that began on it in the last 60 s."""
+    """Number of the backend's runs that began in the last 60 s."""
     runs_per_minute: int | None = None
     circuit_until_ms: int = 0
     limited_until_ms: int = 0
@@ -70,9 +70,9 @@ class Obstacle(msgspec.Struct, frozen=True):
     kind: Kind
     fact: str
     change: str
-    """The change that would remove it."""
+    """The change that would remove the obstacle."""
     subject: str = ""
-    """The capability that is missing, for that kind."""
+    """The missing capability; empty for other kinds of obstacles."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.subject}".strip()
@@ -91,7 +91,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str
     model: str | None = None
-    """None: the backend takes one of its own choice."""
+    """Name of the model; None: the backend chooses one itself."""
     cost: Estimate | None = msgspec.field(default=None, name="cost_usd_micros")
     """Expected cost of one complete run, in millionths of a dollar; None if it is unknown."""
     latency: Estimate | None = msgspec.field(default=None, name="latency_ms")
@@ -99,7 +99,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     price: Source | None = None
     """Source of the price; None if the cost is measured or unknown."""
     context_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    """Tokens that the model takes; unset if that is unknown."""
+    """Tokens of the model's context window; unset if they are unknown."""
     obstacles: tuple[Obstacle, ...] = msgspec.field(default=(), name="why_not")
     """Every reason why the option cannot be chosen; empty if it can be."""
 
@@ -117,7 +117,7 @@ class RoutingDecision(msgspec.Struct, frozen=True, kw_only=True):
     """The strategy that decided: a name, `quality`, or `custom`."""
     seed: int
     option: Option | None = msgspec.field(name="chosen")
-    """None if no option is eligible, or if a custom strategy took none."""
+    """The chosen option; None if no option is eligible, or if a custom strategy chose none."""
     options: tuple[Option, ...] = msgspec.field(name="considered")
     """The eligible options from best to worst, then the others in the order of the configuration."""
 
@@ -157,18 +157,18 @@ def choose(
         candidates: in the order of the configuration.
         quality: names of options or backends, best first.
         tried: backends on which this order has failed already.
-        now_ms: milliseconds since 1970.
+        now_ms: the time in milliseconds since 1970.
         seed: spreads orders over instances that are equal in everything else.
 
     Raises:
-        ConfigError: `config_invalid`, a custom strategy returned what is no index of an option.
+        ConfigError: `config_invalid`, a custom strategy returned neither None nor the index of an option.
     """
     ranks = {name: place for place, name in reversed(list(enumerate(quality)))}
     groups = [candidate.group for candidate in candidates]
     ties: dict[str, Key] = {}
     options: list[Option] = []
     for candidate in candidates:
-        # An equal key: the first group, in it the least loaded instance, then one by the seed.
+        # Options with equal keys: the first group wins, in it the least loaded instance, then the seed decides.
         spread = zlib.crc32(f"{seed}:{candidate.name}".encode()) if groups.count(candidate.group) > 1 else 0
         load = 1000 * candidate.running // max(candidate.runs_max, 1)
         ties[candidate.name] = (groups.index(candidate.group), load, spread)
@@ -315,7 +315,7 @@ def _within(task: TaskDescriptor, cost: Estimate | None, latency: Estimate | Non
 
 
 def priced(model: Model, task: TaskDescriptor) -> Estimate | None:
-    """The cost by the model's price: for the task's own tokens, else for those that its type assumes."""
+    """Return the cost of the task's own tokens, else of those that its type assumes; None without a price."""
     if model.price is None:
         return None
     if task.input_tokens is not None and task.output_tokens is not None:

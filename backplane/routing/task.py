@@ -28,7 +28,7 @@ class TypeFacts(msgspec.Struct, frozen=True):
 
     requires: tuple[Requirement, ...]
     input_tokens: int
-    """Assumed if the number is unknown; a cost from it only serves to compare. Likewise `output_tokens`."""
+    """Tokens assumed for a task of unknown size; the cost from them is only for comparing. `output_tokens` likewise."""
     output_tokens: int
 
 
@@ -53,13 +53,13 @@ PREFERENCES: Final[dict[Preference, StrategyName | Literal["quality"] | None]] =
     "balanced": None,
     "specific": None,
 }
-"""Preference → strategy in place of the configured one; None keeps the configured one."""
+"""Preference → strategy that it requires, whatever else is set; None requires none."""
 
 RANKS: Final[dict[Priority, int]] = {"low": 0, "normal": 1, "high": 2, "critical": 3}
-"""Rank of a priority: of waiting orders, the highest rank goes first."""
+"""Priority → its rank; of waiting orders, the one with the highest rank goes first."""
 
 SHARES: Final[dict[Priority, int]] = {"low": 500, "normal": 900, "high": 1000, "critical": 1000}
-"""Thousandths of a backend's places that a priority may fill."""
+"""Priority → share of a backend's `runs_max` up to which it takes such orders, in thousandths."""
 
 STRATEGIES: Final[tuple[StrategyName, ...]] = ("first_available", "cost", "latency", "balanced")
 
@@ -75,19 +75,19 @@ class TaskDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: tuple[Requirement, ...] = ()
     preference: Preference = "balanced"
     model: str | None = None
-    """The one model that will do; with the preference `specific`."""
+    """The required model, for the preference `specific`; None for the others."""
     max_cost_usd_micros: int | None = None
     max_latency_ms: int | None = None
     allow_unknown: bool = False
-    """An unknown cost or latency satisfies its limit."""
+    """True if an unknown cost or latency satisfies its limit."""
     priority: Priority = "normal"
     input_tokens: int | None = None
-    """Tokens that the task will send, if known; `output_tokens` those that it will get."""
+    """Tokens that the task will send, `output_tokens` those that it will get; None is unknown."""
     output_tokens: int | None = None
     strategy: StrategyName | None = None
-    """None takes the configured one."""
+    """Strategy for a preference without one of its own (`PREFERENCES`); None takes the configured one."""
     seed: int = 0
-    """Spreads orders over instances that are equal in everything else."""
+    """Number that spreads orders over instances that are equal in everything else."""
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.preference == "specific"):
@@ -104,7 +104,7 @@ class TaskDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Custom = Callable[[TaskDescriptor, "tuple[Option, ...]"], int | None]
-"""Gets the task and the eligible options; returns the index of one, None for none."""
+"""A strategy as a function: takes the task and the eligible options; returns the index of one, None for none."""
 
 Strategy = StrategyName | Custom
 
@@ -133,7 +133,7 @@ def read_route(route: Json, required: tuple[Requirement, ...] = (), model: str |
 
     Args:
         required: the order's requirements.
-        model: the model that the order names.
+        model: the model that the order names; None if it names none.
 
     Raises:
         ConfigError: `config_invalid`, a member is unknown, or its value is wrong or contradicts another.
