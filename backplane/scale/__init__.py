@@ -1,4 +1,4 @@
-"""Work orders in a queue, for many machines.
+"""Runs work orders from a queue, on one machine or many.
 
 `engine` has the values, `durable` the engine on a database (SQLite file or Postgres), `ledger` its workers and budget,
 `worker` a worker's threads, `content` the store of workspaces and patches, `orders` the submitter's side, `runner` the

@@ -1,7 +1,7 @@
 """The content store of a queue: workspaces and patches as files named by their SHA-256, for all machines.
 
-It is a folder or any URL that fsspec can write to. A content gets its name when it is complete; reads are bounded, and
-checked against the name.
+The store is a folder or any URL that fsspec can write to. A content gets its name when it is complete; reads have a
+size limit, and are checked against the name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STAGING: Final = "workspace_staging_failed"
 
 
 class Contents:
-    """The files of one place; no file is ever changed. All methods block.
+    """The files of one content store; no file is ever changed. All methods block.
 
     Args:
         place: a folder, which is created with the first content, or a URL as `s3://BUCKET/PATH`; keys come from
@@ -46,7 +46,7 @@ class Contents:
             has_password = urlsplit(self.place).password is not None
             if not has_password:
                 self._files, self._root = fsspec.core.url_to_fs(self.place)
-        except Exception as error:  # An unknown kind of URL, a missing driver, or one that already connects.
+        except Exception as error:  # An unknown kind of URL, a missing driver, or one whose connection fails.
             hint = "give a folder, or a URL whose driver for fsspec is installed, such as s3://BUCKET/PATH"
             raise ConfigError("config_invalid", f"{self.place[:200]!r} cannot be used: {error}", hint=hint) from error
         if has_password:

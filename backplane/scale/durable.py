@@ -57,14 +57,14 @@ FOLLOW_S: Final = 0.1
 PAST_S: Final = 0.005
 """Seconds to wait for another event where only past ones are wanted."""
 ID_CHARS_MIN: Final = 4
-"""Characters of an id that a search needs; fewer find nothing."""
+"""Least number of an id's characters to find an order by; fewer find nothing."""
 PRUNED_MAX: Final = 500
-"""Orders removed in one transaction."""
+"""Most orders removed in one transaction."""
 DEPTH_MAX: Final = 10_000
-"""Waiting orders that are counted for a collector; each is a row to read."""
+"""Most waiting orders that are counted for a collector, as each is a row to read."""
 
 _ATTEMPTS: Final = uuid.UUID("7d5f7a52-6c0c-4c11-9c1e-3a0f2f4b8f2d")
-"""The namespace of attempts' ids: random, and fixed for ever."""
+"""Namespace of the attempts' ids: a random UUID that must never change."""
 
 _STATES: Final[dict[str, State]] = {
     "ENQUEUED": "waiting", "DELAYED": "waiting", "PENDING": "running", "SUCCESS": "done",
@@ -195,7 +195,7 @@ class DurableEngine:
             yield batch
 
     def result(self, order_id: str) -> OrderResult | None:
-        """Return an order's result; None before its end.
+        """Return an order's result; None while it has not ended.
 
         Raises:
             BackendError: `internal`, the engine ended it without a receipt.
@@ -211,7 +211,7 @@ class DurableEngine:
         """Cancel an order; it still gets a receipt.
 
         Returns:
-            False if it had ended, which changes nothing.
+            False if the order had ended already; then nothing changes.
 
         Raises:
             ConfigError: `config_invalid`, no such order.
@@ -234,7 +234,7 @@ class DurableEngine:
     def list(
         self, *, limit: int = 50, state: State | None = None, label: str | None = None, outcomes: bool = False
     ) -> Sequence[Status]:
-        """Return orders, the newest first, of all states and labels or of one.
+        """Return orders, the newest first; None for a state or a label means all.
 
         Args:
             outcomes: also read the outcomes of ended orders, a result of up to 1 MiB each.
@@ -358,7 +358,7 @@ def attempt_id(row: Any) -> str:
 
 
 def notes_of(row: Any) -> Notes:
-    """Return our attributes of an order."""
+    """Return the attributes that we store with an order."""
     return msgspec.convert(row.attributes or {}, Notes)
 
 

@@ -20,15 +20,15 @@ OnLostWorker = Literal["rerun", "fail"]
 State = Literal["waiting", "running", "done", "broken"]
 
 LISTED_MAX: Final = 10_000
-"""Orders in which an id is searched, and that are counted, the newest first."""
+"""Most orders that are counted, listed or searched for an id, the newest first."""
 BATCH_EVENTS_MAX: Final = 1000
-"""Events in one row of an order's stream."""
+"""Most events in one row of an order's stream."""
 DEFAULT_LABEL: Final = "default"
 LABEL_CHARS_MAX: Final = 64
 LOST_MAX: Final = 5
-"""Lost attempts of one order: an order that loses five workers in a row is itself the cause, and fails."""
+"""Lost attempts after which an order fails, as an order that loses five workers is most likely the cause."""
 JOB_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Bytes of one order as JSON, a row of the database; half the longest line of the protocol."""
+"""Most bytes of one order as JSON, a row of the database; half the longest line of the protocol."""
 PRIORITY_MAX: Final = 2**31 - 1
 """Lowest priority, the limit of the engine's column; 1 is the highest, and an order without a priority precedes it."""
 
@@ -55,20 +55,20 @@ class VoidAttempt(msgspec.Struct, frozen=True):
     """`lost`: the attempt's worker was lost; `limit`: the attempt waited for a limit of the model's service, and gave
     its slot to another order."""
     at_ms: int
-    """Time of its end by the database's clock, in milliseconds since 1970."""
+    """Time of the attempt's end by the database's clock, in milliseconds since 1970."""
 
 
 class Notes(msgspec.Struct, frozen=True):
-    """Our attributes of an order in the engine's table."""
+    """The attributes that we store with an order in the engine's table."""
 
     void: tuple[VoidAttempt, ...] = ()
-    """Oldest first."""
+    """The order's void attempts, oldest first."""
     cancelled: str | None = None
-    """Why the order was cancelled."""
+    """Why the order was cancelled; None if it was not."""
     not_before_ms: int = 0
-    """Earliest time of the next attempt by the database's clock, in milliseconds since 1970."""
+    """Earliest time of the next attempt by the database's clock, in milliseconds since 1970; 0 if at any time."""
     waited_ms: int = 0
-    """Time between attempts that counts against the order's `wait_for_limit_s`."""
+    """Milliseconds between attempts that count against the order's `wait_for_limit_s`."""
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ class Attempt(msgspec.Struct, frozen=True):
     """One try at an order."""
 
     id: str
-    """A UUID, the id of its run."""
+    """Id of the attempt and of its run, a UUID."""
     order_id: str
     notes: Notes = Notes()
     share: Share = Share()
@@ -110,24 +110,24 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     records: tuple[str, ...]
     """Each event's canonical JSON."""
     superseded: str | None = None
-    """Set on the first batch of an attempt: the attempt before it, whose events are void."""
+    """Id of the previous attempt, whose events are void, on the first batch of an attempt; else None."""
 
 
 class OrderResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The result of an order."""
 
     attempts: tuple[str, ...]
-    """All attempts; the last is the valid one."""
+    """Ids of all attempts; the last one is valid."""
     receipt: str | None = None
     """The sealed receipt of the valid attempt, canonical JSON; None if it is in the content store."""
     receipt_content: str | None = None
-    """SHA-256 of a receipt in the content store."""
+    """SHA-256 of the receipt in the content store; None if `receipt` has the receipt itself."""
     patch: str | None = None
     """SHA-256 of the patch in the content store; None if the receipt has it, or there is none."""
     cost_usd_micros: int | None = None
-    """Cost of the valid attempt; None if it is not known exactly."""
+    """Cost of the valid attempt, in millionths of a dollar; None if it is not known exactly."""
     outcome: str | None = None
-    """The receipt's outcome, for lists that read no receipts."""
+    """The receipt's outcome, for lists that read no receipts; None if unknown."""
 
 
 class LimitPause(msgspec.Struct, frozen=True):
@@ -147,14 +147,14 @@ class Status(msgspec.Struct, frozen=True):
     worker: str | None = None
     cancelled: str | None = None
     waiting_ms: int = 0
-    """Age since it was submitted."""
+    """Milliseconds since the order was submitted."""
     error: str | None = None
     ended_ms_ago: int | None = None
-    """Time since its end; None before."""
+    """Milliseconds since the order ended; None before its end."""
     outcome: str | None = None
-    """The outcome in the receipt of a `done` order; a failed run ends as `done`, too."""
+    """The receipt's outcome of a `done` order, such as `failed`; None in other states, or if it was not read."""
     limited_ms: int | None = None
-    """Time until a waiting order may begin again after a limit of the model's service; None if it has none."""
+    """Milliseconds until an order that waits for a limit of the model's service may begin; None for other orders."""
 
 
 class Worker(msgspec.Struct, frozen=True):
@@ -164,9 +164,9 @@ class Worker(msgspec.Struct, frozen=True):
     label: str
     slots: int
     age_ms: int
-    """Time since its last heartbeat, by the database's clock."""
+    """Milliseconds since the worker's last heartbeat, by the database's clock."""
     orders: tuple[str, ...] = ()
-    """Ids of the orders that it runs."""
+    """Ids of the orders that the worker runs."""
 
 
 class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,13 +174,13 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     concurrency: int | None = None
-    """Orders that run at once."""
+    """Most orders that run at the same time."""
     rate_orders: int | None = None
-    """Orders that may begin in `rate_ms`."""
+    """Most orders that may begin in each `rate_ms` milliseconds."""
     rate_ms: int | None = None
     budget_usd_micros: int | None = None
     spent_usd_micros: int = 0
-    """The cost of all orders of the queue, and the reserved `max_budget_usd` of running ones."""
+    """Cost of all orders of the queue and the reserved `max_budget_usd` of running ones, in millionths of a dollar."""
 
 
 class Control:
@@ -190,7 +190,7 @@ class Control:
 
     def __init__(self) -> None:
         self.answers: dict[str, Decision] = {}
-        """Answers to its asks, by their ids."""
+        """Answers to the attempt's asks, by the ids of the asks."""
         self.why: str | None = None
         """Why the order is cancelled; None if it is not."""
         self.fenced: str | None = None
@@ -213,7 +213,7 @@ def default_on_lost(order: WorkOrder) -> OnLostWorker:
 
 
 def check_label(label: str) -> str:
-    """Return the label.
+    """Check the name of a label and return it.
 
     Raises:
         ConfigError: `config_invalid`, not letters, digits, `-`, `_` or `.`, or too long.

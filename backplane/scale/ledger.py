@@ -1,7 +1,8 @@
-"""Workers and the budget of a queue, in two small tables beside the engine's own, by the database's clock alone.
+"""Stores the workers and the budget of a queue in two small tables beside the engine's own.
 
-A worker sends heartbeats; if the last is older than the lease, the worker is dead, and another one claims its orders.
-The engine's fence prevents a second receipt, so a wrong suspicion costs only an attempt. All calls block.
+A worker sends heartbeats; if the last one is older than the lease by the database's clock, the worker is dead, and
+another one claims its orders. The engine's fence prevents a second receipt, so a wrong suspicion costs only an attempt.
+All calls block.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sqlalchemy as sa
 from backplane.scale.engine import Share, Worker
 
 BEAT_S: Final = 2.0
-"""Seconds between two heartbeats, and the delay of a cancel; each is one small transaction."""
+"""Seconds between two heartbeats, each a small transaction; a cancel reaches the worker with the next one."""
 LEASE_S: Final = 20.0
 """Seconds without a heartbeat after which a worker is dead: ten heartbeats, so a short outage is harmless."""
 LOCK_WAIT_S: Final = 30.0
@@ -42,10 +43,10 @@ _CLOCKS: Final = {
 
 
 class Ledger:
-    """The tables.
+    """The two tables of a queue.
 
     Args:
-        url: the database's, in SQLAlchemy's form.
+        url: URL of the database, in SQLAlchemy's form.
         lease_s: see `LEASE_S`; all workers of a queue need the same.
     """
 
@@ -85,7 +86,7 @@ class Ledger:
     # Workers.
 
     def enter(self, worker: str, label: str, slots: int) -> None:
-        """Register a worker, before it takes its first order."""
+        """Register a worker; called before it takes its first order."""
         insert = f"INSERT INTO backplane_worker (id, label, slots, beat_ms) VALUES (:id, :label, :slots, {self._now})"
         self._do(insert, id=worker, label=label, slots=slots)
 
@@ -103,7 +104,7 @@ class Ledger:
         return self._do(update, id=worker) == 1
 
     def workers(self) -> Sequence[Worker]:
-        """Return all workers, also dead ones whose orders are still theirs."""
+        """Return all workers, including dead ones that still own orders."""
         select = f"SELECT id, label, slots, {self._now} - beat_ms FROM backplane_worker ORDER BY id"
         return [Worker(*row) for row in self._rows(select)]
 
@@ -161,7 +162,7 @@ class Ledger:
         return limit, spent
 
     def set_budget(self, limit_usd_micros: int | None) -> None:
-        """Set the budget of the whole queue, past cost included."""
+        """Set the budget of the whole queue, which includes past costs; None removes it."""
         self._do("UPDATE backplane_budget SET limit_usd_micros = :limit", limit=limit_usd_micros)
 
     def _rows(self, statement: str, *, is_patient: bool = False, **values: Any) -> Sequence[Any]:

@@ -43,7 +43,7 @@ _NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 RESULT_S: Final = 0.3
 """Seconds between two polls for an order's end."""
 CHANGED_NS_MIN: Final = 100_000_000
-"""Age of the newest change, in nanoseconds, from which on times tell one state of a file from the next."""
+"""Nanoseconds after a file's last change from which its time shows every later change."""
 
 
 class Packer:
@@ -97,7 +97,7 @@ class Packer:
 
 
 def _state_of(root: str) -> str | None:
-    """Return a hash over every file's name, size, mode and times; None if one changed too lately to tell by these."""
+    """Return a hash over every file's name, size, mode and times; None if a change is too recent to rely on times."""
     whole, newest = hashlib.sha256(), 0
     for path in paths_below(root):
         try:
@@ -127,7 +127,8 @@ def make_job(
 
     Raises:
         PolicyError: `policy_invalid`, a misspelt setting.
-        ConfigError: `config_invalid`: a secret's value, a mode or lane that has no effect there, a malformed setting.
+        ConfigError: `config_invalid`: the order contains a secret's value, a malformed setting, or a mode or lane that
+            has no effect on a worker.
         WorkspaceError: as `Packer.pack`.
     """
     check_settings(order)
@@ -168,7 +169,7 @@ def server_values(server: dict[str, Any]) -> list[tuple[str, str, Json]]:
 
 
 def check_secrets(order: WorkOrder) -> None:
-    """Refuse an order with values of secrets, as many can read the database.
+    """Refuse an order that contains values of secrets, as many users can read the database.
 
     Raises:
         ConfigError: `config_invalid`, with the place, never the value.

@@ -1,4 +1,4 @@
-"""The place of a queue, opened on demand."""
+"""Finds the database and the content store of a queue, and opens them on demand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _invalid(fact: str, hint: str) -> ConfigError:
 
 
 class QueuePlace:
-    """The place of a queue: it is checked at once, and opened by `open`.
+    """The database and the content store of a queue: checked at once, and opened by `open`.
 
     Args:
         engine: URL of the engine; None means the file in this user's state folder.

@@ -1,4 +1,4 @@
-"""A queue of work orders, for a Python program: orders go in, workers on any machine run them, receipts come back."""
+"""A queue for Python programs: they submit work orders, workers on any machine run them, and receipts come back."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Queue:
         priority: int | None = None,
         asks: bool = False,
     ) -> str:
-        """Put an order into the queue, with a copy of its folder, and return its id. The same order twice is one.
+        """Put an order into the queue, with a copy of its folder, and return its id; a repeated call adds nothing.
 
         Args:
             order: a work order, or just the task.

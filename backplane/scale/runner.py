@@ -37,14 +37,14 @@ FENCED_GRACE_S: Final = 0.2
 KEEP_AGAIN_S: Final = 5.0
 """Seconds between two tries to store a result in the content store."""
 KEEP_TRIES_MAX: Final = 180
-"""Tries, 15 minutes of them; then the order ends as `broken`, with the reason."""
+"""Tries to store a result, for 15 minutes; then the order ends as `broken`, with the reason."""
 DEFER_MS_MIN: Final = 60_000
 """Shortest wait in milliseconds for a limit of the model's service that gives the slot to another order.
 
 For a shorter one, a new start of the agent and of the workspace would take as long.
 """
 RECEIPT_BYTES_MAX: Final = 1024 * 1024
-"""Bytes of a receipt in the engine's database; a longer one goes into the content store."""
+"""Most bytes of a receipt in the engine's database; a longer one goes into the content store."""
 
 
 class Runner:
@@ -96,7 +96,7 @@ class Runner:
     async def _prepared(
         self, job: Job, attempt: Attempt, order: WorkOrder, folder: Path
     ) -> tuple[WorkOrder, Backend, Json]:
-        """Return the order for this machine, its backend and its route. Raises an error if it must not begin."""
+        """Return the order for this machine, its backend and its route. Raises an error if the order must not begin."""
         _check(job, attempt)
         order = await anyio.to_thread.run_sync(self._left, order, attempt)
         order = await anyio.to_thread.run_sync(self._arrived, job, order, folder)
@@ -117,7 +117,7 @@ class Runner:
         return await self._result(run, attempt)
 
     def _left(self, order: WorkOrder, attempt: Attempt) -> WorkOrder:
-        """Return the order less the cost and the waits of void attempts. Raises PolicyError `policy_denied`."""
+        """Return the order with its budget and wait reduced by void attempts. Raises PolicyError `policy_denied`."""
         for void, usage in zip(attempt.notes.void, attempt.reported, strict=False):
             if void.why == "lost":  # The others were refused by the service, which is not billed.
                 order = after_run(self._plane.state_folder.store(), order, void.id, amount_of(usage))
@@ -246,9 +246,9 @@ async def _watch(run: Run, control: Control) -> None:
 
 
 def _filled(order: WorkOrder, job: Job, environ: Mapping[str, str]) -> WorkOrder:
-    """Return the order with this worker's values of its secrets, which are the order's environment, too.
+    """Return the order with this worker's values of its secrets, also in the order's environment.
 
-    So the values of its MCP servers count as secrets, and never enter the receipt.
+    Values in the environment count as secrets, so those of MCP servers never enter the receipt.
 
     Raises:
         ConfigError: `config_invalid`, this worker has no such variable.

@@ -1,4 +1,4 @@
-"""`serve --engine`: the same protocol on stdin and stdout, and each `run` that comes in is an order of a queue.
+"""Runs `serve --engine`: the protocol on stdin and stdout, with each incoming `run` put into a queue as an order.
 
 The order's events and questions come back as they happen on the worker's machine. Its receipt is stored here and is
 sent like any other. An order that cannot be queued has a receipt of this control plane with the reason.
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
 
 BY_RULE_S: Final = 0.5
-"""Seconds in which the answer of a policy or a hook follows its question; then the question is asked here."""
+"""Seconds to wait for the answer of a policy or a hook to a question, before the client is asked."""
 
 
 class KeptRun:
-    """A run of another machine whose receipt is stored here, a `messages.EndedRun`; the store must be open."""
+    """A run of another machine whose receipt is stored here, as a `messages.EndedRun`; needs an open store."""
 
     def __init__(self, store: Store, row: ReceiptRow, attempts: int) -> None:
         self.id = row.run_id
@@ -60,7 +60,7 @@ class QueueServer(stdio.Server):
     """Sends the orders of one client to a queue.
 
     Args:
-        label, priority: of all orders.
+        label, priority: label and priority of all orders; None is no priority.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class QueueServer(stdio.Server):
 
 
 def _superseded(batch: Batch) -> bytes:
-    """Return an event that says that all events before are those of a lost attempt."""
+    """Return an event which reports that all earlier events belong to a lost attempt."""
     told = Warned(
         ts=canonical.timestamp_at(time.time_ns()),
         message=f"attempt {batch.superseded} is void: its worker was lost, or a limit had to pass; another one begins",

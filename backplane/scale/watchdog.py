@@ -1,4 +1,4 @@
-"""A process beside a worker that kills the worker when no sign of life came for a while.
+"""Runs a process beside a worker that kills the worker after a lease without a sign of life.
 
 A worker that was stopped, or hangs, cannot end what it has started. Once it is killed, the guards of its hosts see
 that and kill them. The program below runs without our packages and loads built-in modules only.
@@ -16,7 +16,7 @@ from backplane.process.launch import StartCommand
 from backplane.process.spawn import NO_STDIO, loader_env, reap, spawn
 
 END_S_MAX: Final = 5.0
-"""Seconds for the watchdog to end in order before it is killed."""
+"""Seconds for the watchdog to end by itself before it is killed."""
 
 PROGRAM: Final = """
 import _signal, posix, select, sys
@@ -37,7 +37,7 @@ while posix.getppid() == worker:
 
 
 class Watchdog:
-    """Kills this process if `feed` is not called for `lease_s`, also while it is stopped. `close` ends it.
+    """Kills this process, even a stopped one, if `feed` is not called for `lease_s`. `close` ends the watchdog.
 
     Raises:
         BackendError: `sidecar_spawn_failed`.
@@ -57,12 +57,12 @@ class Watchdog:
             os.close(reader)
 
     def feed(self) -> None:
-        """Start another lease."""
+        """Give a sign of life, which starts a new lease."""
         with suppress(BlockingIOError, BrokenPipeError):
             os.write(self._writer, b".")
 
     def close(self) -> None:
-        """End the watchdog in order."""
+        """End the watchdog without killing this process."""
         os.close(self._writer)
         if not reap(self._process, END_S_MAX):
             self._process.kill()

@@ -53,7 +53,7 @@ from backplane.scale.watchdog import Watchdog
 VERSION: Final = "1"
 """Version of the queue's rows; the engine's workers take orders of their own version only."""
 LOST_S: Final = 1.0
-"""Seconds between two checks of a worker whether it was declared dead."""
+"""Seconds between two checks whether this worker was declared dead."""
 DRAIN_S_MAX: Final = 3600
 """Seconds for running orders to end after a worker's stop signal."""
 HURRY_S_MAX: Final = 15
@@ -75,7 +75,7 @@ async def serve(
     After a cancel it takes no more orders, and waits for running ones, `DRAIN_S_MAX` at most.
 
     Args:
-        slots: valid for all workers of the label, as the queue has this number.
+        slots: most orders at once; the queue stores one number for all workers of the label.
         say: called from any thread when the database cannot be reached, and when it is back.
 
     Raises:
@@ -111,9 +111,9 @@ class _Worker:
         self._is_away = False
         """True while the database cannot be reached."""
         self._live: dict[str, tuple[str, Control]] = {}
-        """Order → its attempt, and its control."""
+        """Id of a running order → its attempt's id and its control."""
         self._deferred: dict[str, float] = {}
-        """Order that waits for a limit of a model's service → monotonic time when workers may take it again."""
+        """Id of an order that waits for a limit of a model's service → monotonic time when workers may take it."""
         self._over = threading.Event()
         self._beating = threading.Thread(target=self._beat, name="beat", daemon=True)
         self._watchdog = Watchdog(engine.lease_s * _WATCH_SHARE)

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 HELD_S: Final = 3.0
 """Seconds without an event after which a follower prints the reason; a heartbeat comes every 2 s."""
 END_S: Final = 0.1
-"""Seconds between two polls for the result, which follows the last event."""
+"""Seconds between two polls for the result, which is stored shortly after the last event."""
 
 
 def find_queue(args: Args) -> QueuePlace:
     """Return the queue that these options name.
 
     Raises:
-        ConfigError: `config_invalid`: no such label or priority, or as `QueuePlace`.
+        ConfigError: `config_invalid`: an invalid label or priority, or as `QueuePlace`.
     """
     place = QueuePlace(args.engine, getattr(args, "content", None))
     if getattr(args, "label", None) is not None:
@@ -67,25 +67,25 @@ def opened_order(args: Args) -> Iterator[tuple[DurableEngine, QueuePlace, str]]:
 
 
 def within(args: Args, name: str, least: float, most: float = LISTED_MAX) -> None:
-    """Raise ConfigError `usage_invalid` for an option whose number is outside these bounds, or none."""
+    """Raise ConfigError `usage_invalid` if an option's number is outside these bounds, or no number."""
     value = getattr(args, name)
     if value is not None and not least <= value <= most:
         raise wrong_words(f"--{name} {value:g} is out of range", f"give a number from {least:g} to {most:g}")
 
 
 class QueuedOrder(msgspec.Struct, frozen=True):
-    """An order's state; if it is done, its outcome by the receipt, which is then stored on this machine."""
+    """An order's state; after its end also the outcome in its receipt, which is then stored on this machine."""
 
     order: Status
     holds: HoldReason | None
-    """Why it has not ended; None after its end."""
+    """Why the order has not ended; None after its end."""
     outcome: str | None = None
     run_id: str | None = None
     receipt_sha256: str | None = None
 
 
 def wait_for(engine: DurableEngine, order_id: str, each: Callable[[Batch], object] = lambda _: None) -> OrderResult:
-    """Wait for an order's end; write to stderr what it waits for, and how to continue if this command ends early.
+    """Wait for an order's end; write to stderr what it waits for, and the next commands if the user stops the wait.
 
     Args:
         each: called with the events, past ones first.
@@ -113,8 +113,8 @@ def bring_home(job: Job, result: OrderResult, content: Contents, root: str = "",
     """Store an order's receipt, print the outcome, and return the run's exit code.
 
     Args:
-        root: the folder that its patch is for, where it is known.
-        status: the order's, if JSON is wanted.
+        root: the folder to apply the patch to; empty if unknown.
+        status: the order's state, to print JSON; None prints text.
     """
     row = keep(config.home(os.environ), job, result, content, root)
     with open_store() as store:

@@ -19,7 +19,7 @@ class HoldReason(msgspec.Struct, frozen=True):
     """The reason why an order has not ended yet, and the next step."""
 
     kind: str
-    """Kind of the diagnosis, one of `view/why_kinds`."""
+    """Kind of the reason, one of those in `view/why_kinds`."""
     verdict: str
     fact: str
     step: str

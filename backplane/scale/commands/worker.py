@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from backplane.scale.durable import DurableEngine
 
 LEASE_S_MIN: Final = 1.0
-"""Shortest lease in seconds; its ten heartbeats are ten transactions."""
+"""Shortest lease in seconds; each of its ten heartbeats is a transaction."""
 POLL_S_MIN: Final = 0.05
 SECONDS_MAX: Final = 3600.0
 SECONDS_CHARS: Final = len("2026-01-01T00:00:00")
@@ -75,7 +75,7 @@ async def _work(engine: DurableEngine, content: Contents, settings: Settings, sl
 
 
 def _gauges(plane: ControlPlane, engine: DurableEngine, label: str) -> AbstractContextManager[None]:
-    """Send the queue's depth to a collector while the block runs, where the environment names one."""
+    """Send the queue's depth to a collector while the block runs, if the environment names a collector."""
     if plane.sender is None:
         return nullcontext()
     from backplane.telemetry.export import sending_queue
@@ -90,7 +90,7 @@ def _log(text: str) -> None:
 
 
 async def _end_on_signal(taking: Any) -> None:
-    """Drain at the first signal; leave the orders to other workers at the second, as our death ends their hosts."""
+    """Drain at the first signal; at the second, end this process and so its hosts: other workers take the orders."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
         async for number in received:
             if taking.cancel_called:
