@@ -22,7 +22,7 @@ from backplane.tools.specs import SPECS, TIMEOUT_S, fault_in
 __all__ = ["SPECS", "CallResult", "ChangedFile", "Ran", "Toolbox", "Tree", "fault_in"]
 
 LIVE_CHARS_MAX: Final = 256 * 1024
-"""Characters of a command's output that are passed on live; the rest is read, too."""
+"""Most characters of a command's output that are reported while it runs; the rest is read, but not reported live."""
 
 AskUser = Callable[[str, tuple[str, ...]], Awaitable[str]]
 """Takes a question and its options; returns the answer."""
@@ -33,7 +33,7 @@ class Toolbox:
 
     Args:
         root: the folder to work in.
-        env: the whole environment of commands, without the host's keys.
+        env: the complete environment of commands, without the host's keys.
         hear: takes a command's output while it runs.
         ask_user: answers questions.
         grace_s: returns the seconds that a stopped command may take to end.

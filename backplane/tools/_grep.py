@@ -13,12 +13,12 @@ import sys
 
 FILE_BYTES_MAX = 8 * 1024 * 1024
 LINE_CHARS_MAX = 400
-"""Characters of a line that are printed; minified files have lines of megabytes."""
+"""Most characters of a line that are printed; minified files have lines of megabytes."""
 SNIFFED_BYTES = 8192
 
 
 def content(path: str) -> bytes:
-    """Return the bytes of a text file; none for a file that is no text, no regular file or too large."""
+    """Return the bytes of a text file; empty for a file that is no text, no regular file, or too large."""
     # Non-blocking, because opening a pipe waits for a writer. A link may lead out of the workspace.
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         seen = os.fstat(file.fileno())

@@ -1,4 +1,4 @@
-"""Fetching a page: text of a bounded size. The policy decides about each address on the way.
+"""Fetches a page and returns its text, up to a size limit. The policy decides about each address on the way.
 
 A URL comes in, readable text comes out. Scripts of the page do not run.
 """
@@ -26,10 +26,10 @@ FETCH_S_MAX: Final = 30.0
 """Seconds for the whole page, redirections included."""
 
 PAGE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes read of a page; its text is a tenth of them."""
+"""Most bytes read of a page; the text is about a tenth of them."""
 
 REDIRECTS_MAX: Final = 5
-"""Redirections that are followed; a page that is moved more often is a loop."""
+"""Most redirections that are followed; more of them are a loop."""
 
 _TEXTS: Final = ("text/", "application/json", "application/xml", "application/xhtml", "application/javascript")
 _MOVED: Final = frozenset({301, 302, 303, 307, 308})
@@ -41,7 +41,7 @@ _TAG: Final = re.compile(r"<(?:!--|[!?]|/?([a-z][a-z0-9]*))", re.IGNORECASE)
 _HIDDEN: Final = {
     name: re.compile(f"</{name}", re.IGNORECASE) for name in ("script", "style", "noscript", "template", "svg")
 }
-"""Element whose content is not shown → its end."""
+"""Element whose content is not shown → pattern of the element's end."""
 
 _BLOCKS: Final = frozenset(
     {"p", "div", "li", "tr", "br", "pre", "table", "ul", "ol", "section", "article", "header", "title"}

@@ -1,4 +1,4 @@
-"""Reading, writing and changing one text file of the workspace.
+"""Reads, writes and changes one text file of the workspace.
 
 Checked inputs come in, a `CallResult` comes out. `places` follows links and asks the policy.
 """
@@ -11,10 +11,10 @@ from backplane.tools.places import FILE_BYTES_MAX, ToolRefused, Tree
 from backplane.tools.results import CallResult, ChangedFile
 
 READ_LINES_MAX: Final = 2000
-"""Lines of one answer; the model reads on with `offset`."""
+"""Most lines of one answer; the model reads on with `offset`."""
 
 READ_CHARS_MAX: Final = 64 * 1024
-"""Characters of one answer: some 16,000 tokens."""
+"""Most characters of one answer, some 16,000 tokens."""
 
 _SNIFFED_BYTES: Final = 8192
 

@@ -1,4 +1,4 @@
-"""Keys that a host needs and its commands must not see: removed from its environment and from theirs."""
+"""Removes keys that a host needs from its own environment and from that of its commands."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tools of MCP servers for a model that has no client of its own: servers started or reached, their tools called.
+"""Starts or reaches MCP servers, and calls their tools, for a model that has no client of its own.
 
-A server is a command that speaks on its pipes, or an address that takes a request a POST (streamable HTTP).
+A server is a command that uses its pipes, or an address that takes each request as a POST (streamable HTTP).
 Deciding whether a tool may run is the host's part.
 """
 
@@ -35,22 +35,22 @@ START_S: Final = 60.0
 """Seconds for a server to start and list its tools; one that is downloaded first takes 30."""
 
 CALL_S: Final = 300.0
-"""Seconds of a call if the server's row has no `tool_ms`; a silent run ends after as many."""
+"""Most seconds of a call if the server's row has no `tool_ms`; a run without an event ends after as many."""
 
 LAST_WORDS_S: Final = 0.5
 """Seconds to wait for the exit of a program whose output has ended, so that all of its stderr is read."""
 
 LAST_WORDS_BYTES: Final = 1000
-"""Bytes of a dead program's stderr that are shown; the last lines have the reason."""
+"""Most bytes of a dead program's stderr that are shown, the last ones, as these have the reason."""
 
 TOOLS_MAX: Final = 256
-"""Tools of one server; models choose badly among more than some dozens."""
+"""Most tools of one server; models choose badly among more than some dozens."""
 
 NAME_CHARS_MAX: Final = 64
-"""Characters of a tool's whole name: the documented limit of the model services."""
+"""Most characters of a tool's whole name, the documented limit of the model services."""
 
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bytes of an answer over HTTP; on a pipe the limit of a line applies."""
+"""Most bytes of an answer over HTTP; on a pipe the limit of a line applies."""
 
 GRACE_S: Final = 2.0
 """Seconds for a server to end after its input has ended."""
@@ -58,7 +58,7 @@ GRACE_S: Final = 2.0
 _ILLEGAL: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 Warn = Callable[[str, str], Awaitable[object]]
-"""Takes the name of a server that is missing, and the reason."""
+"""Callback that takes the name of a server that is missing, and the reason."""
 
 
 class Servers:
@@ -286,7 +286,7 @@ class _Address:
 @asynccontextmanager
 async def _open_http(row: Mapping[str, Any]) -> AsyncIterator[_Link]:
     url, call_s = row["url"], _call_s(row)
-    if not is_http(url):  # It may hold a key, so it is not shown.
+    if not is_http(url):  # The URL may hold a key, so it is not shown.
         raise BackendError("execution_tool_failed", "its address is no http address")
     with making_client():
         waits, is_https = httpx.Timeout(call_s, connect=START_S), url.startswith("https:")

@@ -1,4 +1,4 @@
-"""Files of the workspace: where a path leads, whether the policy allows it, and the file itself.
+"""Finds, reads and writes files of the workspace, as far as the policy allows.
 
 Links are followed first, so a path that leads out of the workspace is refused. A rule applies to the path as it is
 written and to the place that it leads to. Not prevented: a command that swaps a folder for a link at the same moment;
@@ -16,10 +16,10 @@ from typing import Final
 from backplane.policy.rules import Policy
 
 FILE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Largest file read or written whole: more than any source file, far below what would trouble the host."""
+"""Bytes of the largest file that is read or written: more than any source file, and little memory for the host."""
 
 _NAME_CHARS_MAX: Final = 40
-"""Characters of a file's name in its temporary file's name; a name may have 255 bytes."""
+"""Most characters of a file's name in the name of its temporary file, which may have 255 bytes."""
 
 
 class ToolRefused(Exception):
@@ -88,7 +88,7 @@ class Tree:
         """Replace a file in one step, or make it with its folders.
 
         Returns:
-            Its place, relative to the root, and whether it is new.
+            The file's place relative to the root, and True if the file is new.
 
         Raises:
             ToolRefused: the policy denies it, or the system refuses it.

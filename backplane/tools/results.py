@@ -1,4 +1,4 @@
-"""The result of a tool's call: a text for the model, and the changes for the record."""
+"""Defines the result of a tool's call: a text for the model, and the changes for events."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Final
 import msgspec
 
 OUTPUT_CHARS_MAX: Final = 32 * 1024
-"""Characters of an answer to the model: some 8,000 tokens, a whole test report."""
+"""Most characters of an answer to the model: some 8,000 tokens, a whole test report."""
 
 
 class ChangedFile(msgspec.Struct, frozen=True):
     """A file that a tool changed."""
 
     path: str
-    """Relative to the workspace's root."""
+    """Path of the file, relative to the workspace's root."""
     summary: str
 
 
@@ -23,7 +23,7 @@ class Ran(msgspec.Struct, frozen=True):
 
     command: str
     exit_code: int | None
-    """None if a signal or a limit ended it."""
+    """Exit code of the command; None if a signal or a limit ended it."""
     output: str
 
 

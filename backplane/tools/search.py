@@ -1,4 +1,4 @@
-"""Finding files by name and lines by pattern, among the files that may be read.
+"""Finds files by name and lines by pattern, among the files that may be read.
 
 Names are matched in linear time. A pattern for lines can take for ever, so a child (`_grep.py`) applies it.
 """
@@ -23,16 +23,16 @@ from backplane.tools.places import ToolRefused, Tree
 from backplane.tools.results import CallResult, shortened
 
 FOUND_MAX: Final = 1000
-"""Names in one answer."""
+"""Most file names in one answer."""
 
 MATCHES_MAX: Final = 200
-"""Lines in one answer."""
+"""Most matching lines in one answer."""
 
 ENTRIES_MAX: Final = 200_000
-"""Files that one call looks at: more than most repositories have, and under a second."""
+"""Most files that one call looks at: more than most repositories have, and under a second of work."""
 
 GREP_S_MAX: Final = 20.0
-"""Seconds for a search through lines; large repositories take two."""
+"""Most seconds for a search through lines; large repositories take two."""
 
 
 async def glob(tree: Tree, input: dict[str, Any]) -> CallResult:

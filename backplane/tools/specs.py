@@ -1,4 +1,4 @@
-"""The tools of a model that brings none: names, descriptions, JSON Schemas, and the check of an input. Pure.
+"""Describes the tools by names, descriptions and JSON Schemas, and checks a call's input. Pure.
 
 The names are the policy's neutral ones, so its rules on paths and addresses apply to them.
 """
@@ -15,7 +15,7 @@ TIMEOUT_S: Final = 120
 """Seconds that a command may take unless its call names a time."""
 
 TIMEOUT_S_MAX: Final = 600
-"""Longest time that a call may name; a test suite takes minutes."""
+"""Most seconds that a call may name; a test suite takes minutes."""
 
 
 def _text(description: str, **more: Json) -> Json:
@@ -126,7 +126,7 @@ def no_tool(name: str, names: Iterable[str]) -> str:
 
 
 def fault_in(name: str, input: Json) -> str | None:
-    """Return what is wrong with a call, for the model to correct; None if it is right."""
+    """Return what is wrong with a call, so that the model can correct it; None if the call is right."""
     spec = BY_NAME.get(name)
     if spec is None:
         return no_tool(name, BY_NAME)
