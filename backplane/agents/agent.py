@@ -1,4 +1,4 @@
-"""Base of the drivers of agents: one vendor's agent in one run, and the outcome of its turns.
+"""Base class of the drivers of vendors' agents, and the outcome of a turn.
 
 To add an agent, write `NAME/start.py`, `NAME/agent.py` and `NAME/reader.py`. `Agent.connect` talks to a program that
 speaks JSON-RPC; for another framing of lines, write another `protocol.jsonrpc.Peer`; pass messages from REST or a
@@ -39,7 +39,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     words: str = ""
     """Text of the error; empty without one."""
     code: str | None = None
-    """Code of that error."""
+    """Error code of the turn; None if it has none."""
     note: str = ""
     """Text of a warning; empty without one."""
     limit: str = ""

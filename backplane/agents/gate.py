@@ -1,4 +1,4 @@
-"""The gate: the one place where a tool call of a driven agent is allowed or refused.
+"""Decides about every tool call of a driven agent; no other place allows or refuses one.
 
 A driver makes a `ToolRequest` from its agent's request, and answers with the `ToolVerdict`. The policy decides first.
 Then the control plane is asked, also about a call that the policy denies, so that it is recorded as not run.

@@ -1,4 +1,4 @@
-"""The socket to which an agent's hook program (`hook`) sends its questions about tool calls."""
+"""Opens the socket to which an agent's hook program (`hook`) sends its questions about tool calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATH_BYTES_MAX: Final = 100
 """Maximum bytes of a socket's path: macOS takes 103, Linux 107."""
 
 Answer = Callable[[dict[str, Any]], Awaitable[Json]]
-"""Answers a question; None denies the call."""
+"""Callback that answers a question; None denies the call."""
 
 
 def hook_answer(refused: str | None) -> Json:

@@ -21,10 +21,10 @@ GO_ON: Final = "The limit of the model's service is over. Go on with the task wh
 
 
 class LimitWait:
-    """The waits of one run.
+    """Counts the waits of one run for limits of its model's service.
 
     Args:
-        allowed_s: seconds that the order allows for all of them together; 0 allows none.
+        allowed_s: seconds that the order allows for all waits together; 0 allows none.
     """
 
     def __init__(self, allowed_s: float) -> None:

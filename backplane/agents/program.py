@@ -22,7 +22,7 @@ CANCEL_SHARE: Final = 0.5
 STOP_GRACE_S: Final = 1.0
 """Maximum seconds for the program to end after its stdin was closed, before it is killed; a tenth is usual."""
 LADDER_S: Final = 0.5
-"""Seconds of that share that are left for the end of this host."""
+"""Seconds of the program's part of the grace period that are left for the end of this host."""
 EXIT_S: Final = 0.5
 """Seconds for a program to end after it closed its output, so that its exit is known."""
 STDERR_CHARS: Final = 2000
@@ -39,8 +39,8 @@ async def drive(run: HostRun, package: str, row: AgentRow) -> Done:
     """Start the agent's program, run the order, and remove the program and its state.
 
     Args:
-        package: the vendor's. Its `start` has `start(begun)`, which completes the environment and returns the command;
-            its `agent`, loaded while the program loads, has the class `Agent`.
+        package: the vendor's package. Its module `start` has `start(begun)`, which completes the environment and
+            returns the command; its module `agent`, loaded while the program loads, has the class `Agent`.
         row: a row of the host's table, overridden by a backend's options.
     """
     if run.order.config.max_turns == 0:

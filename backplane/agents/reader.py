@@ -1,4 +1,4 @@
-"""Base of the readers of agents' messages: calls, pieces of an answer, tokens, failures. Pure."""
+"""Base class of the readers of agents' messages; tracks calls, pieces of an answer, tokens and failures. Pure."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class EventReader:
         """`acted`: True if a tool was called in this turn. `spoke`: True if text of an answer came, and no tool call or
         result after it."""
         self.text = ""
-        """The last message."""
+        """Text of the agent's last message; empty before the first one."""
         self.failure: TurnFailure | None = None
         self.is_retry = False
         """True if the last message reported a request that failed and is repeated."""

@@ -22,16 +22,16 @@ HOST: Final = "agent.py"
 """File under `hosts/` that drives every agent; its argument names the row."""
 
 OPTIONS: Final = "BACKPLANE_AGENT_OPTIONS"
-"""Variable with a backend's options for such a host, as JSON: an argument could be read by every user."""
+"""Variable with a backend's options for the host of an agent, as JSON; every user could read an argument."""
 
 INSTRUCTION_FILES: Final = ("AGENTS.md", "CLAUDE.md")
 """Names of project instruction files that a model behind `api` gets: in each folder the first that exists."""
 
 STATE: Final = "BACKPLANE_AGENT_STATE"
-"""Variable with such a host's folder for kept conversations, which outlive the run."""
+"""Variable with the folder in which an agent's host keeps conversations, which outlive the run."""
 
 KEY_PROXY: Final = "BACKPLANE_KEY_PROXY"
-"""Variable with the proxy's address, to which such a host sends model requests instead of the service's address."""
+"""Variable with the key proxy's address, to which an agent's host sends model requests in place of the service's."""
 
 BASE_URL: Final = "{base_url}"
 """Placeholder for the address of the model's service in an agent's variables, arguments, files and configuration."""
@@ -95,7 +95,7 @@ class ModelOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The way in which an agent gets the name of its model."""
 
     variable: str | None = None
-    """Environment variable for the model's name."""
+    """Environment variable for the model's name; None if no variable sets it."""
     arguments: tuple[str, ...] = ()
     """Arguments before the model's name."""
 
@@ -108,7 +108,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     content: dict[str, Any] = {}
     """Members that override the user's own configuration."""
     model: str | None = None
-    """Member for the model's name."""
+    """Member of the configuration for the model's name; None if it has none."""
     shows_images: bool = False
     """True if the agent sends images only to a model whose entry in its configuration allows them."""
 
@@ -129,9 +129,9 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trials: dict[str, Any] = {}
     """Trial calls that test the abilities of the agent's model, for `backends --probe`."""
     key_env: str | None = None
-    """Variable that holds the key of the model's service."""
+    """Variable that holds the key of the model's service; None if there is none."""
     base_url: str | None = None
-    """Address of the model's service; the version at its end (`/v1`) is optional where the program adds one."""
+    """Address of the model's service; its version (`/v1`) is optional if the program adds it. None: the agent's own."""
     base_url_env: str | None = None
     """Variable from which the vendor's own program reads `base_url`; used if the options name no address."""
     own_state: bool = False
@@ -139,7 +139,7 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     silence_s: int = SILENCE_S
     """Seconds without a message of the agent, while no tool runs, after which its turn fails; 0 for no limit."""
     mcp_servers: tuple[dict[str, Any], ...] = ()
-    """Servers the agent starts or reaches: name with command, args, env, or with url, headers."""
+    """MCP servers that the agent starts or reaches: each a name with command, args, env, or with url, headers."""
     capabilities: dict[str, str] = msgspec.field(default_factory=lambda: {"streaming": "native"})
     """Capabilities in the manifest of the agent's hello: a level, or the reason why it is restricted."""
     heeds: tuple[str, ...] = ()
@@ -155,7 +155,7 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str | None = None
     """Model if the order names none; without it the agent chooses, unless its service is the user's own."""
     prices: dict[str, Any] | None = None
-    """Dollars for a million tokens: input, output, cache_read, cache_write."""
+    """Dollars for a million tokens: input, output, cache_read, cache_write; None if not configured."""
     retries: int = RETRIES
     """Maximum repeats of one model request: 1 is two requests at most."""
     provider: str = ""
@@ -171,15 +171,15 @@ class AgentRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     home: dict[str, str] = {}
     """Variables that get a folder below the session's state folder, each with the folder's name."""
     env: dict[str, str] = {}
-    """Variables of the agent."""
+    """Environment variables of the agent: name → value."""
     files: dict[str, str] = {}
     """Files, path → content, that are written below the state folder before the start."""
     config: Config | None = None
-    """Variable with the agent's configuration as JSON, and the members that override the user's."""
+    """Variable with the agent's configuration as JSON, and the members that override the user's; None without one."""
     own_server: str | None = None
-    """Address (`host:port`) of the agent's own local server, which is reached without a proxy."""
+    """Address (`host:port`) of the agent's own local server, reached without a proxy; None without a server."""
     mode: str | None = None
-    """Mode that is set after the session is open, so that the agent asks before it acts."""
+    """Mode that is set after the session is open, so that the agent asks before it acts; None sets no mode."""
     model_by: ModelOption = ModelOption()
     """Variable or arguments that set the agent's model; if there are neither, the protocol sets it."""
     usage: Literal["chunks", "record", "turn", "last_call", "none"] = "none"
@@ -271,8 +271,8 @@ def read_options(folder: str, name: str, options: str) -> AgentRow:
 
     Args:
         folder: the folder of the hosts.
-        name: of the row.
-        options: JSON; a whole row has `drive`.
+        name: name of the row.
+        options: the options as JSON; if they have `drive`, they are a whole row.
 
     Raises:
         ConfigError: `config_invalid`.
@@ -296,11 +296,11 @@ def agent_of(
 
     Args:
         hosts: the folder of the hosts.
-        name: of the row; empty for an agent that the options name.
-        options: of the backend: `profile` names a row of an agent behind ACP, `program` another program.
-        env: of the backend.
+        name: name of the row; empty for an agent that the options name.
+        options: the backend's options: `profile` names a row of an agent behind ACP, `program` another program.
+        env: the backend's environment variables.
         environ: our own environment; it may name the address of the model's service.
-        where: what an error calls the options.
+        where: name of the options in an error's text.
 
     Raises:
         ConfigError: `config_invalid`: neither a row nor a program is named, the host would not take an option, or the

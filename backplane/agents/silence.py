@@ -19,7 +19,7 @@ SIGN_OF_LIFE_S: Final = 60.0
 
 
 class Silence:
-    """Has the cancel scope of the agent's work, and cancels it after too long a silence."""
+    """Cancels the agent's work, which runs in its cancel scope, after too long a silence."""
 
     def __init__(self, session: AgentRun) -> None:
         self._session, self._silence_s = session, session.spec.silence_s

@@ -1,6 +1,6 @@
-"""The start of an agent's program for one order: the folders of its state, its environment, its program.
+"""Prepares the start of an agent's program for one order: folders for its state, its environment, its path.
 
-A vendor's `start` completes it and returns the command; the vendor's `agent` uses it while the program runs.
+A vendor's `start` completes an `AgentStart` and returns the command; the vendor's `agent` uses it during the run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Models behind HTTP: four vendors' protocols as one endpoint, one failure and one stream of their JSON documents.
+"""Calls models over HTTP, by four vendors' protocols, with one type for endpoints, failures and streams of documents.
 
-What the documents mean is a dialect's affair; `completion` takes one turn from the neutral conversation to events.
+A dialect interprets the documents; `completion` runs one turn, from the neutral conversation to events.
 Nothing here loads the HTTP library before an `Upstream` is opened.
 """

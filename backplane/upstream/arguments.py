@@ -1,4 +1,4 @@
-"""Repairs calls whose arguments or name a service refuses when they come back to it in the history.
+"""Repairs calls whose arguments or name a service would refuse in the history of its next request.
 
 Pure. Arguments that are one JSON object in a wrong spelling become that object. All others stay a text: the host
 answers them with an error, and they go back wrapped in an object, as `dialects.translate` wraps them.
@@ -18,7 +18,7 @@ from backplane.dialects.limits import ANY_WORD, Spelling
 WRAPPED: Final = "arguments that are no JSON object stand in the member arguments"
 RENAMED: Final = "the name of a call has letters or a length that are refused here; it is spelled in another way"
 READ_DEEP_MAX: Final = 3
-"""Most levels of JSON inside a text that are read; models encode arguments twice at most."""
+"""Most further times that a text is decoded if it contains JSON again; models encode arguments twice at most."""
 
 
 def mended(input: Json, depth: int = 0) -> Json:
@@ -41,7 +41,7 @@ def mended(input: Json, depth: int = 0) -> Json:
 
 
 def _values(text: str) -> list[Any]:
-    """Read JSON values that stand one after the other; none if the text holds anything else."""
+    """Read several JSON values in a row; return an empty list if the text has anything else."""
     found, rest = [], text.strip()
     while rest:
         try:

@@ -1,4 +1,4 @@
-"""Checks of a base address without a request: its faults, and the address that was meant. Pure.
+"""Checks a base address without a request, and guesses the address that was meant. Pure.
 
 No text here names a key, and every address is cut at its `?`. `probe` sends requests.
 """
@@ -21,7 +21,7 @@ _KEY_NAMES: Final = frozenset({"key", "api_key", "apikey", "api-key", "token", "
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One finding."""
+    """One finding about an address."""
 
     state: Literal["ok", "note", "missing"]
     fact: str
@@ -67,7 +67,7 @@ def moved_base(url: str, location: str) -> str:
 
 
 def key_doubts(base_url: str, *, has_key: bool) -> list[Check]:
-    """Say where others could read a key: in the address, or on its way."""
+    """Return findings about a key that others could read: in the address, or on the network."""
     parts = urlsplit(base_url.strip())
     right = tidy("", base_url)
     if parts.username is not None or _KEY_NAMES & {name.lower() for name, _ in parse_qsl(parts.query)}:
@@ -80,7 +80,7 @@ def key_doubts(base_url: str, *, has_key: bool) -> list[Check]:
 
 
 def path_doubts(protocol: str, base_url: str) -> list[Check]:
-    """Say what is wrong with an address by its spelling; empty if it looks right."""
+    """Return findings about the spelling of an address; empty if it looks right."""
     text, shown = base_url.strip(), cut_urls(base_url.strip())
     if not is_http(text if "://" in text else f"http://{text}"):
         return [Check("missing", f"{shown} is not an http address", "write it as in https://example.com/v1")]

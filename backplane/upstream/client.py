@@ -1,7 +1,7 @@
-"""Requests to a model's service and the documents of its answers, over one HTTP client with kept connections.
+"""Sends requests to a model's service and reads the documents of its answers, over reused connections.
 
 `answer_to` sends bytes and returns a successful answer, `Upstream` sends a vendor's JSON, and `ReplyStream` reads the
-documents that come. `ladder` decides what to send next, and a dialect reads the documents.
+answer's documents. `ladder` decides what to send next, and a dialect interprets the documents.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from backplane.upstream.failure import PAGE, UpstreamError, UpstreamFailure, cle
 from backplane.upstream.lean import LeanClient
 
 CONNECTIONS_MAX: Final = 32
-"""Connections at once, as many as runs work at once; further requests wait."""
+"""Most connections at once, as many as runs at once by default; further requests wait."""
 
 KEPT_S: Final = 60.0
 """Seconds that an unused connection is kept; most servers close it after about as long."""
 
 ERROR_BYTES_MAX: Final = 64 * 1024
-"""Bytes that are read of a refusal's body; the longest known ones are HTML pages."""
+"""Most bytes that are read of a refusal's body; the longest known ones are HTML pages."""
 
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Bytes of an answer; images in base64 have some 30 MB. A longer one fails."""
+"""Most bytes of an answer, a longer one fails; images in Base64 have some 30 MB."""
 
 HEAD_BYTES_MAX: Final = 2_000
-"""Bytes kept of an answer without a document, to show what came instead."""
+"""Most bytes kept of an answer without a document, to show them in the error."""
 
 TAIL_S: Final = 5.0
 """Seconds to wait for counters and the last document after the answer's end."""
@@ -56,7 +56,7 @@ IDLE_KINDS: Final = frozenset({"ping", "keepalive", "response.keepalive"})
 """Types of documents without content."""
 
 FOREIGN: Final = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeEncodeError)
-"""Exceptions that the HTTP library raises, also for a header's letters."""
+"""Exceptions that the HTTP library raises; the last one is for a header's letters."""
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -86,7 +86,7 @@ class ReplyStream:
         self._documents = self._read()
 
     def expect_end(self) -> None:
-        """Wait at most `TAIL_S` for the rest, which may be absent."""
+        """Limit the wait for the rest of the answer, which may be missing, to `TAIL_S` from now on."""
         if self._end_by is None:
             self._end_by = anyio.current_time() + TAIL_S
 
@@ -136,7 +136,7 @@ class ReplyStream:
 
     @property
     def is_whole(self) -> bool:
-        """True if the transport shows the end: `[DONE]`, the end of an array, one JSON document."""
+        """True if the body has its end: `[DONE]`, the end of an array, or that of a single JSON document."""
         inner = self.framing.inner
         return (inner is not None and inner.done) or (self.found == 1 and self.media_type == "application/json")
 
@@ -200,7 +200,7 @@ class Upstream:
 
         Args:
             request: the vendor's JSON, with the model.
-            stream: ask for a stream (else one document); both are read either way.
+            stream: True asks for a stream, False for one document; the answer may have either form.
 
         Raises:
             UpstreamError: the service refused it, could not be reached in time, or broke the connection.
@@ -291,11 +291,11 @@ async def _refusal(response: httpx.Response, endpoint: Endpoint, url: str) -> Re
 
 
 CODINGS: Final = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
-"""Values of `content-encoding` that are read. A body that is packed twice can grow a million times in one step."""
+"""Accepted values of `content-encoding`; a doubly compressed body could grow a million times in one step."""
 
 
 def check_coding(response: httpx.Response) -> None:
-    """Raise `httpx.DecodingError` if a body is packed in a way that is not in `CODINGS`."""
+    """Raise `httpx.DecodingError` if a body has a content encoding that is not in `CODINGS`."""
     coding = response.headers.get("content-encoding", "").strip().lower()
     if coding not in CODINGS:
         raise httpx.DecodingError(f"it is packed as {coding[:40]!r}, which was not asked for")

@@ -1,4 +1,4 @@
-"""Checks before a request: addresses, certificates and proxies."""
+"""Checks addresses, and translates errors about certificates, proxies and headers, before a request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backplane.errors import ConfigError
 
 
 def is_http(text: str) -> bool:
-    """Return True for an http or https address with a host and a possible port."""
+    """Return True for an http or https address with a host and, if it has a port, a valid one."""
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -21,7 +21,7 @@ def is_http(text: str) -> bool:
 
 @contextmanager
 def making_client() -> Iterator[None]:
-    """Translate the exceptions of making an HTTP client.
+    """Translate exceptions that the block raises while it makes an HTTP client.
 
     Raises:
         ConfigError: `config_invalid`, the certificates, a proxy or a header cannot be read.

@@ -1,4 +1,4 @@
-"""One turn of a model: a neutral conversation goes to an endpoint, events come while it answers, a message at the end.
+"""Runs one turn of a model: sends a neutral conversation, emits events while the answer comes, returns its message.
 
 Calls are paired with results, the dialect writes the request, the ladder changes it if the service refuses it, and the
 dialect reads the stream. Running tools and asking again is the host's part.
@@ -43,16 +43,16 @@ Hear = Callable[[AgentEvent], Awaitable[None]]
 Now = Callable[[], str]
 
 INPUT_DEPTH_MAX: Final = 100
-"""Levels of a call's input that is passed on as an object; a line has 128, and the event has some around it."""
+"""Most levels of a call's input that stays an object; a line may have 128, some of them around the input."""
 
 LISTS: Final = ("/messages", "/contents", "/input", "/tools")
-"""Lists in which equal losses are reported once."""
+"""Lists of a request in which equal losses are reported once."""
 
 OUTPUT: Final = (events.AssistantDelta, events.AssistantMessage, events.ToolCall)
 """Events that a reader may have acted on; after one of them the request is not sent again."""
 
 INNER: Final = (events.RunStarted, events.RunCompleted, events.Failed)
-"""Events of a whole stream, which is one turn here; a failure is raised instead."""
+"""Events of a reader that are not passed on, as they are about a whole run; a failure is raised instead."""
 
 UNLIMITED: Final = frozenset({"no-defaults"})
 """Rungs that remove the limit of the answer's length from a request."""
@@ -66,11 +66,11 @@ class ModelTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A model's answer to one conversation."""
 
     message: Message
-    """It goes back into the conversation unchanged, with the members that only its vendor reads."""
+    """The model's message, to be added to the conversation unchanged, with the members that only its vendor reads."""
     stop: Stop
     stop_raw: str | None = None
     usage: TokenCounts | None = None
-    """None if the service did not report it."""
+    """Tokens of the turn; None if the service did not report them."""
     model: str | None = None
     """The service's name of the model; None if it did not report one."""
     losses: tuple[Loss, ...] = ()
@@ -83,13 +83,13 @@ class ModelTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def proof(self) -> str | None:
-        """The vendor's signature of the text; the last one covers all text before it."""
+        """The vendor's last signature of text, which covers all text before it; None if there is none."""
         proofs = [part.signature for part in self.message.parts if isinstance(part, Text) and part.signature]
         return proofs[-1] if proofs else None
 
     @property
     def calls(self) -> tuple[ToolUse, ...]:
-        """The tools to run, in order; an input is a str if the model did not write a JSON object."""
+        """The tool calls to run, in order; a call's input is a str if the model did not write a JSON object."""
         return tuple(part for part in self.message.parts if isinstance(part, ToolUse))
 
 
@@ -211,8 +211,8 @@ def retry_event(failure: UpstreamFailure, ts: str, number: int, step: LadderStep
     """Return the event of an attempt that failed.
 
     Args:
-        number: the attempt.
-        step: the next attempt; None if the service asks for a pause that is not waited for here. The router reads it.
+        number: number of the attempt.
+        step: the next attempt; None if the service asks for a longer pause than this client waits.
     """
     body: dict[str, Any] = {"code": failure.code, "status": failure.status}
     if step is None:
@@ -228,11 +228,11 @@ def retry_event(failure: UpstreamFailure, ts: str, number: int, step: LadderStep
 
 
 class _Attempt:
-    """One answer while it comes in.
+    """Reads one answer while it comes in.
 
     Args:
-        name: the dialect of its documents.
-        conversation: what it answers; ids of calls in there are not used again.
+        name: the dialect of the answer's documents.
+        conversation: the conversation that is answered; the ids of its calls are not used again.
     """
 
     def __init__(self, name: str, conversation: Conversation, hear: Hear, now: Now) -> None:
@@ -247,9 +247,9 @@ class _Attempt:
             part.id for message in conversation.messages for part in message.parts if isinstance(part, ToolUse)
         }
         self._texts = {tool.name for tool in conversation.tools if tool.kind == "custom"}
-        """Tools that take a text in place of an object."""
+        """Names of the tools that take a text in place of an object."""
         self._held: list[AgentEvent] = []
-        """Events before the first output: the counters of a failed attempt are not the run's."""
+        """Events before the first output, not passed on yet, as the counters of a failed attempt are not the run's."""
         self._mended: list[str] = []
         """Ids of the calls whose arguments were repaired."""
         self._calls: dict[str, list[events.ToolCall]] = {}
@@ -259,13 +259,13 @@ class _Attempt:
         """Read an answer to its end.
 
         Raises:
-            UpstreamError: it failed, broke, or holds nothing.
+            UpstreamError: the answer failed, broke off, or is empty.
         """
         state, map_event, number = self.state, self.module.map_stream_event, None
         async for chunk in reply:
             if isinstance(chunk, dict) and "sequence_number" in chunk:
                 if chunk["sequence_number"] == number:
-                    continue  # a proxy that sends an event twice
+                    continue  # A proxy may send an event twice.
                 number = chunk["sequence_number"]
             state.now = self._now()
             await self._pass(map_event(chunk, state))

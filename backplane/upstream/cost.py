@@ -1,4 +1,4 @@
-"""The cost of tokens: prices of a configuration, and sums of tokens and money. Pure. `prices` has list prices.
+"""Reads configured prices, and computes the cost of tokens and the sums of a run. Pure. `prices` has list prices.
 
 Money is an integer in millionths of a dollar. Unknown values stay unknown and are never taken as zero: a model without
 a row has no price, and an answer without counters makes the sums unknown.
@@ -31,16 +31,16 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
     input: int
     output: int
     cache_read: int | None = None
-    """None uses the price of input, which can only be too high."""
+    """Price of cached tokens; None uses the price of input, which can only be too high."""
     cache_write: int | None = None
-    """None uses the price of input."""
+    """Price of tokens written to the cache; None uses the price of input."""
     long_tokens: int | None = None
-    """If the input has more tokens than this, all tokens have the prices in `long`."""
+    """Tokens of input above which all tokens have the prices in `long`; None if there is no such limit."""
     long: Price | None = None
     source: str = "configuration"
     """Name of the price list."""
     read_on: str = ""
-    """Day on which they were read there; empty for a configuration."""
+    """Day on which the prices were read in the list; empty for a configuration."""
 
 
 def micros(usd: Decimal) -> int:
@@ -119,7 +119,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens and money of a run so far; None is unknown."""
 
     requests: int = 0
-    """Number of answers."""
+    """Number of answered requests."""
     input: int | None = 0
     output: int | None = 0
     cache_read: int | None = 0

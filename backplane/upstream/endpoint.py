@@ -1,4 +1,4 @@
-"""One model service: its protocol, address, key and headers. Pure: settings go in, an address and headers come out.
+"""Describes one model service, and makes the address, headers and body of a request to it. Pure.
 
 A key goes into a header; it goes into the address only if a setting asks for it.
 """
@@ -20,13 +20,13 @@ CONNECT_S: Final = 10.0
 """Seconds to connect; a slow handshake takes two. A server that takes longer counts as unavailable."""
 
 TRIES_MAX: Final = 3
-"""Attempts at the same request if the fault may pass, as in the vendors' own clients."""
+"""Most attempts at the same request if the fault may pass, as in the vendors' own clients."""
 
 BACKOFF_MS: Final = 500
 """Milliseconds before the second attempt; doubled for each further one."""
 
 ANTHROPIC_VERSION: Final = "2023-06-01"
-"""Version of the interface in the vendor's reference (docs.anthropic.com, read November 2026)."""
+"""Value of Anthropic's version header, from the vendor's reference (docs.anthropic.com, read November 2026)."""
 
 
 ProtocolName = Literal["openai_compatible", "openai_responses", "anthropic", "gemini_ai_studio"]
@@ -37,9 +37,9 @@ class Protocol(msgspec.Struct, frozen=True):
     """The address and headers of a protocol."""
 
     dialect: str
-    """Dialect of its documents."""
+    """Name of the dialect that reads and writes the protocol's documents."""
     path: str
-    """Path below the base; empty if the model is part of the path."""
+    """Path of a request below the base address; empty if the model is part of the path."""
     key_header: str
     key_prefix: str = ""
     headers: tuple[tuple[str, str], ...] = ()
@@ -63,10 +63,10 @@ PROTOCOLS: Final[dict[str, Protocol]] = {
 """Protocol → its details. A fifth needs a row here, a ladder, and a dialect."""
 
 KEY_HEADERS: Final = frozenset({"authorization", "x-api-key", "x-goog-api-key", "api-key"})
-"""A header of the settings with one of these names replaces the key."""
+"""Names of headers that carry a key; one of these in the settings replaces the header made from the key."""
 
 VARIABLE: Final = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
-"""A variable in the value of a header."""
+"""Pattern of a variable in the value of a header."""
 
 VERSION: Final = re.compile(r"/v\d+[a-z0-9]*(?=/|$)")
 
@@ -87,13 +87,13 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     key_env: str | None = None
     """Variable that holds the key; None sends no key."""
     model: str | None = None
-    """Model if the order names none."""
+    """Model for orders that name none; None if each order has to."""
     headers: dict[str, str] = {}
-    """Sent with every request; `$B` in a value stands for the variable B."""
+    """Headers of every request; `$B` in a value stands for the variable B."""
     key_in_query: bool = False
     """Send the key in the address, for a service that takes it nowhere else; addresses are logged in many places."""
     query: dict[str, str] = {}
-    """Added to the address of every request."""
+    """Parameters that are added to the address of every request."""
     max_output_tokens: int | None = None
     """Most tokens of one answer; None leaves it to the service."""
     stream: bool = True
@@ -101,14 +101,14 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     parallel_tools: bool = True
     """Let the model call several tools at once."""
     prices: dict[str, Any] | None = None
-    """Dollars for a million tokens: input, output, cache_read, cache_write."""
+    """Dollars for a million tokens: input, output, cache_read, cache_write; None if not configured."""
     timeout_s: float = 240.0
-    """Longest silence before an answer and between two pieces of it; a control plane ends a silent run after five
-    minutes."""
+    """Most seconds without progress, before an answer and between two pieces of it; a control plane ends a silent run
+    after five minutes."""
     listed: bool = False
     """True if the table of prices applies: the service is a preset, and the vendor of its models."""
     api_key: str | None = None
-    """None sends no key, as for local servers."""
+    """The key itself; None sends no key, as for local servers."""
     tries_max: int = TRIES_MAX
     backoff_ms: int = BACKOFF_MS
 
@@ -125,7 +125,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def key(self) -> str | None:
-        """The key without the blanks and the newline of a file."""
+        """The key, without blanks or a newline around it; None if there is none."""
         return self.api_key.strip() if self.api_key is not None else None
 
     @property
@@ -209,7 +209,7 @@ def cut_urls(text: str) -> str:
 
 
 def model_of(request: Any) -> str:
-    """Return the model that a request names; empty when it names none."""
+    """Return the model that a request names; empty if it names none."""
     found = request.get("model") if isinstance(request, dict) else None
     return found if isinstance(found, str) else ""
 

@@ -1,4 +1,4 @@
-"""Failures of services and of vendors' agents: status, labels and words → one of our codes. Pure.
+"""Finds the error code for a failure of a service or a vendor's agent, by its status, labels and words. Pure.
 
 A denial by our own proxies counts first, then a label, the words and the status. Numbers among words do not count.
 `FAILURES` is the one table; the seven codes of the provider interface stand beside the error codes (`errors`).
@@ -21,38 +21,38 @@ from backplane.errors import CODES, DENIAL, BackendError
 from backplane.upstream.endpoint import cut_urls
 
 INVALID: Final = "mapping_unsupported_capability"
-"""The service cannot read the request, or refuses a part of it; `ladder` decides what to leave out."""
+"""Code for a request that the service cannot read or refuses in part; `ladder` decides what to leave out."""
 
 MESSAGE_CHARS_MAX: Final = 2_000
-"""Characters of a message; some services send whole pages of HTML."""
+"""Most characters kept of a message; some services send whole pages of HTML."""
 
 WORDS_CHARS_MAX: Final = 8_000
-"""Characters of a message that are searched; the cause is at the beginning."""
+"""Most characters of a message that are searched; the cause is at the beginning."""
 
 LABEL_CHARS_MAX: Final = 100
-"""Characters of a label; the longest known has 40."""
+"""Most characters of a label; the longest known has 40."""
 
 RETRY_AFTER_S_MAX: Final = 86_400.0
-"""Longest pause of a service that is believed, in seconds."""
+"""Longest pause, in seconds, that is taken from a service; a longer one is cut to this."""
 
 
 class UpstreamFailure(msgspec.Struct, frozen=True, kw_only=True):
     """One failed attempt."""
 
     code: str
-    """One of the 44."""
+    """Error code of the failure, one of `errors.CODES`."""
     message: str
     status: int | None = None
-    """None if no answer came."""
+    """HTTP status of the answer; None if no answer came."""
     place: str = ""
-    """The member of the request that the service blames, as in `tools[5].function.parameters`."""
+    """Member of the request that the service blames, as `tools[5].function.parameters`; empty if it names none."""
     retry_after_s: float | None = None
     may_pass: bool = False
     """True if the same request may succeed a little later."""
     was_sent: bool = True
     """False if there was no connection to send the request on."""
     hint: str | None = None
-    """The next step; None takes the code's."""
+    """Next step for the user; None uses the code's own."""
 
     @property
     def may_cost(self) -> bool:
@@ -82,19 +82,19 @@ class UpstreamError(BackendError):
 
 
 class FailureRow(msgspec.Struct, frozen=True):
-    """The signs of one code."""
+    """The signs by which a failure gets one code."""
 
     code: str
     hint: str
-    """The next step."""
+    """Next step for the user."""
     statuses: tuple[int, ...] = ()
     """HTTP statuses that mean this code if neither labels nor words decide."""
     labels: str = ""
-    """Services' labels for it, in lower case."""
+    """The services' labels for such failures, in lower case, separated by blanks."""
     words: str = ""
-    """Pattern of a message in any case, for services without labels."""
+    """Pattern of such failures' messages in upper or lower case, for services without labels; empty matches none."""
     loose: str = ""
-    """Pattern of an agent's text besides; in a service's message it would find too much."""
+    """Additional pattern for an agent's text; in a service's message it would match too much. Empty matches none."""
 
 
 USED_UP: Final = (
@@ -178,7 +178,7 @@ LASTING: Final = frozenset({"insufficient_quota"})
 """Labels of failures that no waiting mends, whatever the status is."""
 
 READ_WORDS: Final = frozenset({400, 403, 404, 413, 422, 500, 200})
-"""Statuses of many different failures, so that the words count; 200 is an error inside a stream."""
+"""HTTP statuses that many different failures have, so the words decide; 200 is an error inside a stream."""
 
 STATUS_TEXTS: Final = frozenset(map(str, range(400, 600)))
 
@@ -189,7 +189,7 @@ STATUS_MEMBERS: Final = ("status", "statusCode", "status_code", "code")
 def failure_of(
     status: int, headers: Mapping[str, str], body: bytes, now: datetime, secret: str | None
 ) -> UpstreamFailure:
-    """Read a refused request.
+    """Return the failure for a refused request.
 
     Args:
         now: for a date in `retry-after`.
@@ -210,7 +210,7 @@ def failure_of(
 
 
 def stream_failure(raw: Json, message: str, secret: str | None) -> UpstreamFailure:
-    """Read an error inside a stream, whose status was 200."""
+    """Return the failure for an error inside a stream, whose status was 200."""
     return _failure(200, raw, message, "the service failed while it answered: ", secret)
 
 

@@ -1,4 +1,4 @@
-"""The step after a refusal by a model's service: the ladders as data, and one pure function.
+"""Chooses the next attempt after a refusal by a model's service: ladders as data, and pure functions.
 
 A rung rewrites the request with less in it, which is a loss; a repeat sends the same request again, later. `completion`
 waits and sends.
@@ -27,11 +27,11 @@ class Rung(msgspec.Struct, frozen=True):
 
     name: str
     words: str
-    """Pattern, whatever the case: in the service's message this says what it does not take."""
+    """Pattern, in upper or lower case, of a service's message which says that it does not take the feature."""
     change: Change
     reason: str
     is_cut: bool = False
-    """The model can do or see less afterwards, so the rung is taken only if a refusal matches `words`."""
+    """True if the model can do or see less afterwards; then the rung needs a refusal that matches `words`."""
 
 
 REFUSING: Final = (
@@ -40,11 +40,11 @@ REFUSING: Final = (
     r"|\b(takes?|accepts?|supports?) (no|only)\b|only\s+(text|support|accept)|cannot|unable"
     r"|no (endpoints?|support)\b|extra (input|field)"
 )
-"""A service does not take something. A message that only mentions a thing ("image exceeds 5 MB") says nothing of it."""
+"""Pattern of words for a refusal; a message that only mentions a feature ("image exceeds 5 MB") refuses none."""
 
 
 def _refused(thing: str) -> str:
-    """Pattern of one sentence that says of a thing that the service does not take it."""
+    """Return the pattern of a sentence which says that the service does not take a thing."""
     return rf"({thing})[^;\n]{{0,80}}({REFUSING})|(\bno(?= ({thing})s?\W*$)|{REFUSING})[^;\n]{{0,80}}({thing})"
 
 
@@ -76,7 +76,7 @@ NO_TOOLS: Final = (
 one tool's schema do not match."""
 
 WITHOUT_TOOLS: Final = "no-tools"
-"""Rung that leaves out all tools."""
+"""Name of the rung that leaves out all tools."""
 
 LEFT_OUT: Final = "without-tool "
 """Prefix of a rung that leaves out one tool; the tool's name follows."""
@@ -194,10 +194,10 @@ def next_step(
     protocol: str, request: Request, failure: UpstreamFailure, taken: tuple[str, ...] = (), *,
     tries: int = 1, tries_max: int = 3, backoff_ms: int = 500,
 ) -> LadderStep | None:  # fmt: skip
-    """Choose the attempt after a failure before which nothing was handed on; None when nothing is left to try.
+    """Choose the attempt after a failure before any output was passed on; None if nothing is left to try.
 
     Args:
-        request: what failed.
+        request: the request that failed.
         taken: rungs that were taken before.
         tries: attempts at this same request so far, this one included.
     """
@@ -215,7 +215,7 @@ def next_step(
 
 
 def _rungs(protocol: str, request: Request, failure: UpstreamFailure, taken: tuple[str, ...]) -> list[Rung]:
-    """Return the rungs that a refusal may be answered with, the best first."""
+    """Return the rungs to try after a refusal, the best first."""
     is_refusal = failure.code == INVALID
     # Gateways answer 500 to requests that they cannot pass on; only the words distinguish it from a passing fault.
     if not is_refusal and (failure.code != "backend_unavailable" or failure.status is None):

@@ -1,4 +1,4 @@
-"""A small pooled HTTP/1.1 client on h11, for the gateway: a request takes a quarter of the processor time of httpx's.
+"""Small HTTP/1.1 client on h11 for the gateway; a request takes a quarter of the processor time that httpx takes.
 
 It returns httpx's responses and raises httpx's errors, so the code that reads an answer works with both. Where the
 environment sets a proxy, or an address has a user's name, httpx is used.

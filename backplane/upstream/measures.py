@@ -1,4 +1,4 @@
-"""Arithmetic of a choice by price or time: decayed means, pauses after failures, and each strategy's sort key. Pure.
+"""Computes decayed means, pauses after failures and sort keys, for choices by price or time. Pure.
 
 The router uses it to choose the backend of a run, and the gateway to choose the service of a request; the rules are in
 `docs/guide/routing-rule.md`.
@@ -35,7 +35,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
     value: int
     confidence: int
-    """A number up to 1000; 0 means that the value is a guess."""
+    """Confidence in the value in thousandths, up to 1000; 0 means that it is a guess."""
     runs: int
     """Number of runs that it was computed from; 0 for a price."""
     basis: Literal["measured", "priced", "assumed"] = "measured"

@@ -1,4 +1,4 @@
-"""Counters of tokens, read from a service's answers while a proxy passes them on."""
+"""Counts tokens in a service's answers while a proxy passes them on."""
 
 from __future__ import annotations
 

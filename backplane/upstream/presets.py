@@ -1,4 +1,4 @@
-"""Model services by name, and the options of a `[backends.NAME]` for the host `api`.
+"""Reads the options of a `[backends.NAME]` for the host `api`, and has the known model services by name.
 
 Options come in, one checked `Endpoint` comes out: protocol, address, the variable that holds the key. This module reads
 no key and opens no connection.
@@ -42,7 +42,7 @@ PRESETS: Final[dict[str, Endpoint]] = {
     "llama_cpp": Endpoint(protocol="openai_compatible", base_url="http://127.0.0.1:8080/v1"),
     "vllm": Endpoint(protocol="openai_compatible", base_url="http://127.0.0.1:8000/v1"),
 }  # fmt: skip
-"""Addresses from the vendors' pages in 2026; local servers at their default ports."""
+"""Name → service; addresses are from the vendors' pages in 2026, those of local servers have the default ports."""
 
 ADDRESS_VARIABLES: Final = {
     "openai": "OPENAI_BASE_URL", "openai_chat": "OPENAI_BASE_URL", "anthropic": "ANTHROPIC_BASE_URL",

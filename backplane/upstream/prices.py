@@ -1,4 +1,4 @@
-"""List prices and windows of the vendors' models, from `prices.json`, which `xtask.py prices` writes."""
+"""Looks up list prices and context windows of vendors' models in `prices.json`, which `xtask.py prices` writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trial of a base address: one small streamed request, and what its answer shows.
+"""Tests a base address by one small streamed request, and reports findings from the answer.
 
 It runs on demand, because it can cost some tokens. The key is sent only to the host that it was given for, and never
 over http where https was asked for.
@@ -22,13 +22,13 @@ PROBE_S: Final = 60.0
 """Seconds for the whole trial: a local server loads its model in less, and a person waits no longer."""
 
 FIRST_BYTE_S: Final = 20.0
-"""Seconds to the first byte of an answer; less than a run's limit, as one word is asked for."""
+"""Most seconds to the first byte of an answer; less than in a run, as the request asks for one word."""
 
 UNKNOWN_MODEL: Final = "unnamed"
 """Model of the request if none is named: a refusal of it shows that address and key are right."""
 
 SAID_CHARS_MAX: Final = 200
-"""Characters of a service's words that are shown."""
+"""Most characters of a service's message that are shown."""
 
 REQUESTS: Final[dict[str, dict[str, Any]]] = {
     "openai_compatible": {"messages": [{"role": "user", "content": "Say ok."}]},
@@ -40,11 +40,11 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
 
 
 Verdict = tuple[bool, Check]
-"""True if the address is right, although something else may be amiss; and the check to show."""
+"""True if the address is right, even if something else is wrong; and the check to show."""
 
 
 async def probe(endpoint: Endpoint, model: str | None = None, key_env: str = "") -> list[Check]:
-    """Send one request and say what is wrong with the address, and what would be right.
+    """Send one request, and return what is wrong with the address and what would be right.
 
     Args:
         model: model to ask (default: `UNKNOWN_MODEL`).
@@ -84,7 +84,7 @@ async def _ask(endpoint: Endpoint, model: str, key_env: str) -> Verdict:
 
 
 def _failed(endpoint: Endpoint, where: str, failure: UpstreamFailure, key_env: str) -> Verdict:
-    """Read a failure; it says that the address is right if a service of the protocol answered."""
+    """Return the verdict after a failure; the address is right if a service of the protocol answered."""
     status, said = failure.status, failure.message[:SAID_CHARS_MAX]
     if status == 407:
         return False, Check("missing", "a proxy on the way asks for a login", "put name and password into HTTPS_PROXY")

@@ -1,4 +1,4 @@
-"""Changes of a request in a vendor's JSON: additions before the first attempt, and parts left out after a refusal.
+"""Changes a request in a vendor's JSON: adds members before the first attempt, leaves out parts after a refusal.
 
 Pure functions that accept a value of any type, and return a value that they do not know unchanged. `ladder` decides
 when each is used, and finds the changed members by comparing.
@@ -15,7 +15,7 @@ from backplane.dialects.schemas import every_schema
 
 Request = dict[str, Any]
 Change = Callable[[Any], Any]
-"""Changes one JSON value: a request, or a part of it."""
+"""Function that returns a JSON value (a request, or a part of one) with a change."""
 
 ANSWER_TOKENS: Final = 4096
 """Default limit of an answer in tokens; the oldest models in service allow no more."""
@@ -146,7 +146,7 @@ def offered_tools(request: Request) -> list[tuple[tuple[int, ...], str]]:
 
 
 TOOL_CHOICES: Final = ("tool_choice", "toolConfig", "tool_config")
-"""Members that may force one tool."""
+"""Members of a request that may force one tool."""
 
 
 def without_tool(name: str) -> Change:
@@ -247,7 +247,7 @@ claude_no_media: Final = each("messages", each("content", _claude_no_media))
 claude_no_tools: Final = in_sequence(
     without("tools", "tool_choice"), each("messages", each("content", _claude_no_tools))
 )
-"""Calls and results stay in the history as words."""
+"""Leave out the tools of a Messages request; calls and results stay in the history as words."""
 
 
 def _member(part: Any, *names: str) -> Any:
@@ -276,7 +276,7 @@ gemini_no_tools: Final = in_sequence(
 gemini_no_defaults: Final = without(
     "generationConfig", "generation_config", "safetySettings", "safety_settings", "labels", "serviceTier"
 )
-"""Everything that has a default at the service."""
+"""Leave out the members of a Gemini request for which the service has defaults."""
 
 
 def stream_instead(request: Request) -> Request:

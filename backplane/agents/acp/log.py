@@ -28,7 +28,7 @@ class FailedRequest(msgspec.Struct, frozen=True):
 
     words: str
     label: str | None = None
-    """The service's own name for the failure."""
+    """The service's own name for the failure; None if the log has none."""
 
 
 def log_reader(

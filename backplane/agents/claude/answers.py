@@ -54,7 +54,7 @@ class Question(msgspec.Struct, frozen=True):
     """One question: about a tool before or after it ran, or about a permission."""
 
     when: str
-    """BEFORE, AFTER, FAILED, or `permission`."""
+    """Kind of the question: BEFORE, AFTER, FAILED, or `permission`."""
     tool: str
     input: Json
     id: str

@@ -71,7 +71,7 @@ class EventReader(BaseReader):
         self._is_named = False
         """True if the conversation's id was reported; the agent repeats it at the begin of each turn."""
         self.tasks = 0
-        """Sub-agents that are still at work."""
+        """Number of sub-agents that are still at work."""
         self.idle = False
         self.error: str | None = None
         """The agent's own name for a failure of its model; None without one."""

@@ -1,4 +1,4 @@
-"""Conversations that Claude Code keeps: `projects/FOLDER/ID.jsonl`, seen with 2.1.330 on 2026-11-24.
+"""Reads conversations that Claude Code keeps in `projects/FOLDER/ID.jsonl` (seen with 2.1.330 on 2026-11-24).
 
 Each row names the row before it, so rows that were taken back stay in the file as a branch of their own. An answer has
 one row for each of its blocks. The result of a call follows the row of that call, and the next answer follows the

@@ -37,10 +37,10 @@ class TurnEnd(msgspec.Struct, frozen=True):
 
     turn: str
     status: str
-    """`completed`, `interrupted` or `failed`."""
+    """Status of the turn: `completed`, `interrupted` or `failed`."""
     message: str = ""
     info: Json = None
-    """Kind of the failure: a text, or an object with one member."""
+    """Kind of the failure: a text, or an object with one member; None without a failure."""
 
 
 class EventReader(BaseReader):

@@ -1,4 +1,4 @@
-"""Conversations that Codex keeps: `sessions/YEAR/MONTH/DAY/rollout-TIME-ID.jsonl`, seen with 0.169.0 on 2026-11-24.
+"""Reads conversations that Codex keeps in `sessions/YEAR/MONTH/DAY/rollout-TIME-ID.jsonl` (0.169.0, 2026-11-24).
 
 `response_item` rows are sent to the model; `event_msg` rows repeat them for display.
 """

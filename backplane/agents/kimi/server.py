@@ -36,7 +36,7 @@ OUTPUT_BYTES_MAX: Final = 64 * 1024
 _ADDRESS: Final = re.compile(rb"(http://127\.0\.0\.1:\d{1,5})/\S*token=([\w.~-]+)")
 
 Hear = Callable[[bytes, dict[str, Any]], Awaitable[None]]
-"""Takes an event: its line, and the decoded object."""
+"""Callback that takes an event: its line, and the decoded object."""
 
 
 class KimiServer:
