@@ -35,7 +35,7 @@ class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
     neutral: tuple[str, ...] = ()
     """Names by which rules know the tool; empty for `name` alone."""
     reads: tuple[tuple[str, str], ...] = ()
-    """Files that a command reads according to the agent: path, and the folder that it counts from."""
+    """Files that a command reads according to the agent: path, and the folder that a relative path starts from."""
     takes_input: bool = False
     """True if the agent accepts another input than its own."""
     wider: bool = False

@@ -184,7 +184,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     shape: AnswerSchema | None = None
     """Schema that the answer must match; None without one."""
     again: str = AGAIN
-    """Sent if the answer does not match its schema; `{fault}` is the mismatch."""
+    """Message to the agent if its answer does not match the schema; `{fault}` is the mismatch."""
     labels: Mapping[str, str] = {}
     """Agent's name for a failure → the contract's code."""
     price: Price | None = None

@@ -88,7 +88,7 @@ class McpServer(msgspec.Struct, frozen=True):
     url: str = ""
     headers: dict[str, str] = {}
     tool_ms: Annotated[int, msgspec.Meta(gt=0)] | None = None
-    """Milliseconds that a call of one of its tools may take; only the host `api` applies it."""
+    """Most milliseconds of a call of the server's tools; only the host `api` applies it. None is the host's default."""
 
 
 class ModelOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -30,7 +30,7 @@ LOST_MAX: Final = 5
 JOB_BYTES_MAX: Final = 8 * 1024 * 1024
 """Most bytes of one order as JSON, a row of the database; half the longest line of the protocol."""
 PRIORITY_MAX: Final = 2**31 - 1
-"""Lowest priority, the limit of the engine's column; 1 is the highest, and an order without a priority precedes it."""
+"""Lowest priority, the limit of the engine's column; 1 is the highest, but orders without a priority go first."""
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,7 +141,7 @@ class Status(msgspec.Struct, frozen=True):
 
     order_id: str
     state: State
-    """`broken`: the engine ended it without a receipt, which is a fault; `error` says which."""
+    """State of the order; `broken`: the engine ended it without a receipt, which is a fault, and `error` has it."""
     label: str
     attempts: tuple[str, ...] = ()
     worker: str | None = None

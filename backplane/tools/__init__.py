@@ -25,7 +25,7 @@ LIVE_CHARS_MAX: Final = 256 * 1024
 """Most characters of a command's output that are reported while it runs; the rest is read, but not reported live."""
 
 AskUser = Callable[[str, tuple[str, ...]], Awaitable[str]]
-"""Takes a question and its options; returns the answer."""
+"""Callback that takes a question and its options, and returns the answer."""
 
 
 class Toolbox:

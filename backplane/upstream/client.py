@@ -316,7 +316,7 @@ class Symptom(msgspec.Struct, frozen=True):
     code: str
     fact: str
     fix: str
-    """The next step."""
+    """Next step for the user."""
     may_pass: bool = True
     """True if the same request may succeed later."""
     was_sent: bool = True

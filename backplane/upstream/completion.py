@@ -116,7 +116,7 @@ class ModelClient:
         self.taken: tuple[str, ...] = ()
         """Rungs that earlier turns needed."""
         self.on_lost: Callable[[dict[str, Any]], Awaitable[bool]] | None = None
-        """Called with each request whose answer was lost although it may be billed; False allows no further one."""
+        """Callback that takes each lost, perhaps billed request; returns False to allow no further one. None: allow."""
         self._named: set[tuple[str, str, str]] = set()
 
     @property
@@ -253,7 +253,7 @@ class _Attempt:
         self._mended: list[str] = []
         """Ids of the calls whose arguments were repaired."""
         self._calls: dict[str, list[events.ToolCall]] = {}
-        """The vendor's id → its calls as they were passed on, in order."""
+        """The vendor's id of a call → the calls with this id as they were passed on, in order."""
 
     async def read(self, reply: ReplyStream, secret: str | None) -> None:
         """Read an answer to its end.

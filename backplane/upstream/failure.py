@@ -352,7 +352,7 @@ def _resets(headers: Mapping[str, str]) -> Iterator[str]:
 
 
 UNIX_S_MIN: Final = 1e9
-"""A number of seconds from here on is a Unix time: as a pause it would be 31 years."""
+"""Least number of seconds that is read as a Unix time; as a pause it would be 31 years."""
 
 _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?(e\d{1,2})?")
 _DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")

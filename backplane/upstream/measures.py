@@ -37,7 +37,7 @@ class Estimate(msgspec.Struct, frozen=True):
     confidence: int
     """Confidence in the value in thousandths, up to 1000; 0 means that it is a guess."""
     runs: int
-    """Number of runs that it was computed from; 0 for a price."""
+    """Number of runs that the value was computed from; 0 if it comes from a price."""
     basis: Literal["measured", "priced", "assumed"] = "measured"
 
 

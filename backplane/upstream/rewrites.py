@@ -78,7 +78,7 @@ def _set_detail(part: Any) -> Any:
 
 
 set_detail: Final = each("input", in_sequence(each("content", _set_detail), each("output", _set_detail)))
-"""Say how closely Responses looks at an image; its types demand the member, its service does not always."""
+"""Set how closely Responses looks at an image; its types require the member, its service does not always."""
 
 
 def _strict_tool(tool: Any) -> Any:

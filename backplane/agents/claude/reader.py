@@ -69,7 +69,7 @@ class EventReader(BaseReader):
     def __init__(self, now: Callable[[], str], root: str, tools: Mapping[str, str]) -> None:
         super().__init__(now, root, tools)
         self._is_named = False
-        """True if the conversation's id was reported; the agent repeats it at the begin of each turn."""
+        """True if the conversation's id was reported; the agent repeats it at the beginning of each turn."""
         self.tasks = 0
         """Number of sub-agents that are still at work."""
         self.idle = False
