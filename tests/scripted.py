@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 import socket
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -171,3 +172,62 @@ def expected(turn: Turn, protocol: ProtocolName) -> Heard:
         calls=[(call.name, call.input) for call in turn.calls], input=usage.input, output=usage.output,
         cache_read=usage.cache_read, stop=stops[protocol].get(turn.stopped, fallback),
     )  # fmt: skip
+
+
+# Hundreds of exchanges, alike for every SDK --------------------------------------------------------------------------
+
+WAYS = ("whole", "stream", "helper")
+"""How an SDK reads an answer: at once, by its iterator, by its accumulator."""
+MADE = 60
+"""Turns made by chance beside the named ones; with three ways to read, 201 exchanges a pair."""
+EXCHANGES_MIN = 200
+TOOLS = [
+    {"name": name, "description": f"It does {name}.", "parameters": {"type": "object", "properties": {}}}
+    for name in ("read", "bash", "now", "write")
+]
+WORDS = (
+    "plain",
+    "wörd",
+    "日本",
+    "🙂",
+    '"quoted"',
+    "back\\slash",
+    "<b>",
+    "line\nend",
+    "\ttab",
+    "data: x",
+    "[DONE]",
+    "é",
+)
+
+
+def made(seed: int) -> Turn:
+    """Return a turn by chance, with anything that an answer may have."""
+    chance = random.Random(seed)
+
+    def words() -> str:
+        return " ".join(chance.choices(WORDS, k=chance.randint(1, 30)))
+
+    def value(depth: int = 0) -> Any:
+        leaves = [words(), chance.randint(-9, 2**40), 0.5, True, None, ""]
+        if depth == 2:
+            return chance.choice(leaves)
+        inner = [value(depth + 1) for _ in range(chance.randint(0, 3))]
+        return chance.choice([*leaves, inner, {f"k {place}": one for place, one in enumerate(inner)}])
+
+    names = chance.choices(["read", "bash", "now", "write"], k=chance.choice([0, 0, 1, 2, 4]))
+    calls = tuple(Call(name=name, input={"a": value(), "ü": value()}) for name in names)
+    text = words() if not calls or chance.random() < 0.5 else None
+    sent, cached, written = (chance.randint(0, 50_000) for _ in range(3))
+    thought = chance.randint(0, 900)
+    usage = ScriptUsage(
+        input=sent + cached + written, output=thought + chance.randint(1, 5000), cache_read=cached,
+        cache_write=written, reasoning=thought,
+    )  # fmt: skip
+    return Turn(
+        reasoning=words() if chance.random() < 0.4 else None, text=text, calls=calls, pieces=chance.choice([1, 3, 40]),
+        usage=usage, stop=None if calls or chance.random() < 0.8 else "max_tokens",
+    )  # fmt: skip
+
+
+EVERY = {**TURNS, **{f"made by chance {seed}": made(seed) for seed in range(MADE)}}

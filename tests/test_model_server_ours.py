@@ -14,7 +14,7 @@ from backplane.dialects.ir import Conversation, Message, Text, ToolOutput, ToolS
 from backplane.testing import PROTOCOLS, Call, Fault, ModelServer, ProtocolName, RecordedRequest, Turn
 from tests.dialects import referees
 from tests.scripted import TURNS, Heard, expected
-from tests.test_model_server_sdks import DIALECTS, HEAR, KEY
+from tests.sdks import DIALECTS, KEY, hear
 from tests.upstream.talk import READ, conversation, picture, talk, worked
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -108,7 +108,7 @@ def address(request: RecordedRequest) -> tuple[str, str, dict[str, str]]:
 def test_we_ask_at_the_address_of_the_vendors_client(protocol: ProtocolName, stream: bool) -> None:
     referees.need(DIALECTS[protocol])
     with ModelServer(Turn(text="hi")) as server:
-        HEAR[protocol](server, stream)
+        hear(protocol, server, stream)
         (theirs,) = server.requests
     asked = Conversation(dialect=DIALECTS[protocol], model="m", messages=conversation(protocol).messages)
     (ours,) = talk(protocol, [Turn(text="hi")], asked, stream=stream).requests
@@ -124,5 +124,5 @@ def test_we_and_the_vendors_client_refuse_the_same_broken_answer(protocol: Proto
     fault = Fault(status=401, message="as scripted")
     assert "as scripted" in str(talk(protocol, [Turn(fault=fault)]).failed)
     with ModelServer(Turn(calls=(Call(name="f"),), fault=fault)) as server, pytest.raises(Exception) as caught:  # noqa: PT011
-        HEAR[protocol](server, True)
+        hear(protocol, server, True)
     assert cast("Any", caught.value).__class__.__module__.split(".")[0] in ("openai", "anthropic", "google")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import random
 import shutil
 import subprocess
 import time
@@ -20,36 +19,14 @@ from typing import Any
 import pytest
 
 from backplane.config import GatewayAgentSettings
-from backplane.testing import PROTOCOLS, Call, Failure, Fault, ModelServer, ProtocolName, ScriptUsage, Turn
+from backplane.testing import PROTOCOLS, Call, Failure, Fault, ModelServer, ProtocolName, Turn
 from tests.gateway.ground import Gate, all_of, gateway
-from tests.gateway.test_gateway_sdks import OPENAI, REFUSED
-from tests.scripted import READ, TURNS, expected
+from tests.gateway.test_gateway_sdks import OPENAI, through
+from tests.scripted import EVERY, EXCHANGES_MIN, READ, TOOLS, WAYS
 
 PACKAGES = ("openai@6.49.0", "@anthropic-ai/sdk@1.12.0", "@google/genai@2.32.0")
 """The newest that were measured with Node 20; newer ones ask for a newer Node."""
-WAYS = ("whole", "stream", "helper")
-MADE = 60
-"""Turns made by chance beside the named ones; with three ways to read, 201 exchanges a pair."""
-EXCHANGES_MIN = 200
 PICTURE = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(60)).decode()
-TOOLS = [
-    {"name": name, "description": f"It does {name}.", "parameters": {"type": "object", "properties": {}}}
-    for name in ("read", "bash", "now", "write")
-]
-WORDS = (
-    "plain",
-    "wörd",
-    "日本",
-    "🙂",
-    '"quoted"',
-    "back\\slash",
-    "<b>",
-    "line\nend",
-    "\ttab",
-    "data: x",
-    "[DONE]",
-    "é",
-)
 STEPS = [
     Turn(reasoning="hm", text="I look.", calls=(READ, Call(name="bash", input={"command": "ls"}))),
     Turn(calls=(Call(name="now"),)),
@@ -110,38 +87,6 @@ def counted() -> Iterator[Counter[tuple[str, str]]]:
         print(f"{front:>20} on {protocol:<20} {count}")
 
 
-def made(seed: int) -> Turn:
-    """Return a turn by chance, with anything that an answer may have."""
-    chance = random.Random(seed)
-
-    def words() -> str:
-        return " ".join(chance.choices(WORDS, k=chance.randint(1, 30)))
-
-    def value(depth: int = 0) -> Any:
-        leaves = [words(), chance.randint(-9, 2**40), 0.5, True, None, ""]
-        if depth == 2:
-            return chance.choice(leaves)
-        inner = [value(depth + 1) for _ in range(chance.randint(0, 3))]
-        return chance.choice([*leaves, inner, {f"k {place}": one for place, one in enumerate(inner)}])
-
-    names = chance.choices(["read", "bash", "now", "write"], k=chance.choice([0, 0, 1, 2, 4]))
-    calls = tuple(Call(name=name, input={"a": value(), "ü": value()}) for name in names)
-    text = words() if not calls or chance.random() < 0.5 else None
-    sent, cached, written = (chance.randint(0, 50_000) for _ in range(3))
-    thought = chance.randint(0, 900)
-    usage = ScriptUsage(
-        input=sent + cached + written, output=thought + chance.randint(1, 5000), cache_read=cached,
-        cache_write=written, reasoning=thought,
-    )  # fmt: skip
-    return Turn(
-        reasoning=words() if chance.random() < 0.4 else None, text=text, calls=calls, pieces=chance.choice([1, 3, 40]),
-        usage=usage, stop=None if calls or chance.random() < 0.8 else "max_tokens",
-    )  # fmt: skip
-
-
-EVERY = {**TURNS, **{f"made by chance {seed}": made(seed) for seed in range(MADE)}}
-
-
 @pytest.mark.parametrize("front", PROTOCOLS)
 def test_a_sdk_for_node_hears_the_script_through_any_service(
     behind: tuple[ProtocolName, Gate], server: ModelServer, front: ProtocolName, sdks: Sdks,
@@ -150,9 +95,7 @@ def test_a_sdk_for_node_hears_the_script_through_any_service(
     protocol, gate = behind
     wrong = []
     for case, turn in EVERY.items():
-        right = expected(turn, front)
-        if case == "a refusal" and (front in OPENAI) != (protocol in OPENAI):
-            right = right._replace(stop=REFUSED[front])
+        right = through(turn, front, protocol)
         plain = json.loads(json.dumps(right._asdict()))
         for way in WAYS:
             server.play(turn)
