@@ -194,7 +194,7 @@ class Account(EventReader):
 
 
 class Agent(BaseAgent):
-    """The agent of one run."""
+    """Our own agent in one run: it sends requests to the model, and runs the tools that the model calls."""
 
     keeps_calls = False
     is_ours = True

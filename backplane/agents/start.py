@@ -81,7 +81,7 @@ class AgentStart:
 
     @property
     def key(self) -> str | None:
-        """Key of the model's service, from the environment."""
+        """Key of the model's service, from the environment; None if it is not set."""
         return os.environ.get(self.row.key_env or "")
 
     def settings(self, known: tuple[str, ...]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "use
 
 
 class _ConversationValue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of all values here; an unknown member is an error, because it would be lost."""
+    """Base of a conversation's values; an unknown member is an error, because it would be lost."""
 
 
 class MessageToolCall(_ConversationValue, frozen=True):

@@ -65,8 +65,8 @@ class ToolCall(_EventBase, frozen=True, kw_only=True, gc=False, tag="tool_call")
     Attributes:
         tool_name: Name of the tool, as the agent calls it.
         input: Input of the tool.
-        tool_use_id: Id of the call, which its result repeats.
-        parent_tool_use_id: Call of the agent's tool below which this call was made.
+        tool_use_id: Id of the call, which its result repeats; None if the agent gives calls no ids.
+        parent_tool_use_id: Id of the call that started the subagent; None if the main agent made this call.
     """
 
     tool_name: str
@@ -161,7 +161,7 @@ class Reasoning(AssistantDelta, frozen=True, kw_only=True, gc=False, tag="assist
 
     @property
     def redacted(self) -> str | None:
-        """Thinking that only its vendor can read."""
+        """Thinking that only its vendor can read; None if the thinking is readable."""
         return _body(self, "reasoning").get("redacted")
 
 

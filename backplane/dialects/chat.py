@@ -591,7 +591,7 @@ def read_choice_of_tool(value: Json) -> dict[str, Any] | None:
 
 
 def write_request(conversation: ir.Conversation, notes: LossLedger, flavour: Flavour) -> dict[str, Any]:
-    """Write a request."""
+    """Write a conversation as a Chat Completions request, and note what it cannot have."""
     out = head_of(conversation, notes)
     out["messages"] = write_messages(conversation.messages, flavour, notes)
     if conversation.tools:
@@ -730,7 +730,7 @@ class _Choice:
     def __init__(self, number: int) -> None:
         self.number = number
         self.text: tuple[str, Any] = ("", None)
-        """Member of the open text, and the key of its block."""
+        """Member of the latest text, and the key of its block; `""` and None before the first."""
         self.calls: dict[int, _Call] = {}
         """The vendor's `index` of a call → the call."""
         self.grown: dict[int, _Call] = {}

@@ -136,7 +136,7 @@ SAME: Final[dict[str, tuple[type[Any], ...]]] = {
 BOUNDS: Final[dict[str, tuple[Any, Any]]] = {
     "max_output_tokens": (16, None), "temperature": (0, 2), "top_logprobs": (0, 20),
 }  # fmt: skip
-"""Member → least and greatest value that the server accepts."""
+"""Member → least and greatest value that the server accepts; None for any."""
 NAMES: Final = {
     "max_output_tokens": "max_tokens", "reasoning/effort": "reasoning_effort", "text/verbosity": "verbosity",
 }  # fmt: skip
@@ -452,7 +452,7 @@ def _read_options(rest: dict[str, Any], options: OptionsRead) -> None:
 
 
 def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str, Any]:
-    """Write a request."""
+    """Write a conversation as a Responses request, and note what it cannot have."""
     out = head_of(conversation, notes)
     messages = conversation.messages
     first = messages[0] if messages else None
@@ -469,7 +469,7 @@ def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str,
 
 
 def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
-    """Write a tool definition."""
+    """Write a tool definition; a function of another dialect gets `strict: false` if it has no `strict`."""
     if tool.kind == "server":
         return tool.payload
     strict = tool.strict

@@ -36,7 +36,7 @@ def encode(value: Json, *, in_order: bool = False) -> bytes:
     """Encode a value; half a surrogate pair (a gateway cut a text there) becomes a `\\u` escape.
 
     Args:
-        in_order: sort members, so that the same bytes are the same JSON, forms of numbers included.
+        in_order: sort the members, so that equal bytes mean equal values; `1` and `1.0` stay different.
     """
     try:
         return (_encode_sorted if in_order else _encode_plain)(value)
@@ -460,7 +460,12 @@ class LossLedger:
         self.degrade(self.option_at(name), "option_value", reason, value)
 
     def bounded(self, name: str, value: Any, least: Any = None, most: Any = None) -> Any:
-        """Return a number within the server's limits; note it if it had to be changed."""
+        """Return a number within the server's limits, and note a change; keep it if source and target are equal.
+
+        Args:
+            least: smallest number that the server accepts; None for any.
+            most: greatest number that the server accepts; None for any.
+        """
         found = value
         if not self.is_home and least is not None and value < least:
             found = least

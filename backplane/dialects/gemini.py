@@ -713,7 +713,7 @@ class StreamReader(BlockReader):
         return [event for state in states for event in self._close(state)]
 
     def _kind(self, state: _Candidate) -> type[ir.Part] | None:
-        """Return the kind of the open block."""
+        """Return the type of the open block; None if no block is open."""
         block = self.open.get(state.number)
         return None if block is None else type(block.part)
 

@@ -256,7 +256,7 @@ class BlockReader:
         self.stopped: set[int] = set()
 
     def read(self, chunk: Json) -> list[ir.StreamEvent]:
-        """Read one chunk."""
+        """Return the events of one chunk, from the handler of its kind."""
         handler = self.handlers.get(kind_of(chunk, self.tag))
         return self.other(chunk) if handler is None else handler(chunk)
 
@@ -299,7 +299,14 @@ class BlockReader:
         return [ir.PartStarted(index, part, choice)]
 
     def more(self, key: Any, text: str, field: Any = "text", value: Any = None) -> ir.StreamEvent:
-        """Continue an open block."""
+        """Continue an open block.
+
+        Args:
+            key: the vendor's key of the block.
+            text: the next piece, added to the field.
+            field: field of the block that grows, see `ir.PartDelta`.
+            value: the citation, if `field` is `citation`.
+        """
         block = self.open[key]
         block.texts.append(text)
         return ir.PartDelta(block.index, text, field, block.choice, value)

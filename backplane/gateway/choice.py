@@ -72,7 +72,11 @@ class Times:
         return expected((weight(at, max(at, now), PERIOD_MS), ms, complete) for at, ms, complete in self._rows)
 
     def is_due(self, now: int) -> bool:
-        """Return True if the service was not chosen for so long that its time is no longer known."""
+        """Return True if the service was not chosen for so long that its time is no longer known.
+
+        Args:
+            now: milliseconds since 1970.
+        """
         return self.passed >= PASSED_MAX and now - self._newest_ms >= PERIOD_MS
 
 

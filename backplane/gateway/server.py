@@ -221,7 +221,8 @@ class FrontServer(Generic[UserT]):
 
     Args:
         hosts: values of the header `Host` that are accepted, beside the address that a client connected to.
-        names: host names that are accepted in it with any port, or none, as a proxy in front has its own port.
+        names: host names that are accepted in `Host` with any port or without one, because a proxy in front of this
+            server has a port of its own.
         is_strict: refuse a request whose translation loses something.
         prefix: path that is removed from the beginning of a request's path, if it is there.
     """
@@ -310,7 +311,7 @@ class FrontServer(Generic[UserT]):
                 ):
                     pass
             except RefusedAnswer as error:
-                if error.failure.status not in (404, 405, 501):  # The service does not have it, or keeps none.
+                if error.failure.status not in (404, 405, 501):  # The service does not have the answer, or keeps none.
                     raise
         self._shared.responses.drop(key)
         await reply.whole(200, [], encode({"id": call.response, "object": "response", "deleted": True}))
@@ -406,7 +407,8 @@ async def _run(
         raise
     except Exception as fault:
         error, is_over, reply.on_first = unforeseen(fault), True, None
-        await _send_error(reply, error)  # Before the record's end, which has the status that the client got.
+        # The error is sent before the record ends, because the record has the status that the client got.
+        await _send_error(reply, error)
     finally:
         reply.on_first = None
         entry.end(work, reply, error, is_left=is_left, is_over=is_over)

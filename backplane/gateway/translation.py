@@ -297,7 +297,10 @@ class _Cuts(msgspec.Struct, frozen=True):
     """The places at which a history can be cut."""
 
     places: list[int]
-    """Indexes of messages, each cut before its message: the first is the model's first message, the last is the end."""
+    """Indexes of the messages before which a history can be cut, in order; the last one is the number of messages.
+
+    The first one is that of the model's first message.
+    """
     is_pure: bool
     """True if messages with results of tools have nothing else."""
 

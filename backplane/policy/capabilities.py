@@ -44,7 +44,7 @@ class RequirementCheck(msgspec.Struct, frozen=True):
 
 
 class RequirementChange(msgspec.Struct, frozen=True):
-    """One step of the smallest change: lower a threshold, or drop the requirement."""
+    """A change of an order by which a manifest satisfies one more requirement: lower its threshold, or drop it."""
 
     capability: str
     min_support: Threshold

@@ -28,7 +28,10 @@ class ComparablePath(msgspec.Struct, frozen=True):
     """A path in the form in which paths and globs are compared."""
 
     path: str
-    """Relative to the root, `.` for the root itself; outside of it absolute, unless it was relative without a root."""
+    """Path relative to the root, `.` for the root itself; a path outside the root is absolute.
+
+    A path below a home folder, such as `~/x`, stays as it is. Without a root, a relative path stays relative.
+    """
     outside: bool
 
 

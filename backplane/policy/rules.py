@@ -277,7 +277,7 @@ class Policy:
         if shape.writes:
             yield self.decide_write(path, root, cwd)
         elif unknown:
-            # It may read or write, so both lists apply; but a path outside the workspace is not denied for that alone.
+            # An unknown tool may read or write, so both lists apply; being outside the workspace is no reason to deny.
             yield self._listed(path, root, cwd, "deny_write", self._writes_denied, "using")
 
     def _tool_verdict(self, names: tuple[str, ...]) -> Ruling:

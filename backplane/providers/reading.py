@@ -125,7 +125,7 @@ class Transcript:
 
     def _result(self, event: wire.ToolResult) -> wire.ToolResult:
         name = own_name(event.tool_name)
-        # If the host numbers no calls, the oldest call of this tool without a result.
+        # A result without an id belongs to the oldest open call of its tool.
         id = event.tool_use_id or next((id for id, one in self._open.items() if one == name), None)
         if id is not None and id not in self._below:
             self._open.pop(id, None)

@@ -177,7 +177,7 @@ def parse_receipt(data: bytes, name: str) -> Receipt:
         raise StoreError("receipt_hash_mismatch", f"{name} has no hash", hint="only sealed receipts can be imported")
     if is_intact(receipt):
         return receipt
-    # The public implementation makes the hash before it writes numbers, and reads long fractions inexactly.
+    # The public implementation's parser reads long fractions inexactly, so its hash may be of those numbers.
     inexact = _in_memory(read_receipt(canonical.decode_inexact(data)))
     if is_intact(inexact):
         return inexact

@@ -145,7 +145,10 @@ def host_fact(pid: int, start: int) -> Facts:
 
 
 def failed_fact(code: str) -> Facts:
-    """Return the fact that a run failed by an unforeseen exception; a receipt that was sealed earlier is ignored."""
+    """Return the fact that a run failed by an unforeseen exception.
+
+    With it, a receipt that was sealed but not stored is replaced by one of a failed run.
+    """
     return {"fact": "failed", "code": code}
 
 

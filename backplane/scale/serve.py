@@ -42,7 +42,7 @@ BY_RULE_S: Final = 0.5
 
 
 class KeptRun:
-    """A run of another machine whose receipt is stored here, as a `messages.EndedRun`; needs an open store."""
+    """An ended run of another machine, as a `messages.EndedRun`; its receipt is read from this machine's open store."""
 
     def __init__(self, store: Store, row: ReceiptRow, attempts: int) -> None:
         self.id = row.run_id

@@ -78,19 +78,19 @@ def _set_detail(part: Any) -> Any:
 
 
 set_detail: Final = each("input", in_sequence(each("content", _set_detail), each("output", _set_detail)))
-"""Set how closely Responses looks at an image; its types require the member, its service does not always."""
+"""Set the missing `detail` of images to `auto`: the types of Responses require it, though a service may not."""
 
 
 def _strict_tool(tool: Any) -> Any:
     if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("parameters"), dict):
         return tool
     closed, _ = every_schema(tool["parameters"], _closed)
-    # A service refuses a schema as strict if a member of it is optional, and no member is made required here.
+    # A service refuses a strict schema with an optional member, so `strict` is true only if there is none.
     return {"strict": is_strict(closed), **tool, "parameters": closed}
 
 
 strict_tools: Final = each("tools", _strict_tool)
-"""Close the objects of Responses tools; a schema whose members are then all required is also called strict."""
+"""Forbid further members in the objects of Responses tools; set a missing `strict`, true if all are required."""
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Writes and reads git's objects without git: names of contents, trees of files, and packs without deltas.
 
-For a few files, the start of git would take longer than the work. Objects of the original's repository may be stored as
-deltas, so they are read only by git.
+For a few files, the start of git would take longer than the work. The original's repository may store objects as
+deltas, so only git reads those.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writes planned contents into a folder, file by file; a write that was cut off can be continued.
 
-Before the first file changes, every path is listed with its old and new content in a mark, a file beside the run's
-folder, which is removed once all files are in place. New contents are first written under temporary names, so that a
-full disk or a missing right changes no file.
+Before the first file changes, a mark lists every path with its old and new content. The mark is a file beside the run's
+folder; it is removed once all files are in place. New contents are first written under temporary names, so that a full
+disk or a missing right changes no file.
 """
 
 from __future__ import annotations

@@ -67,7 +67,10 @@ def read(rows: Iterable[dict[str, Any]], talk: Talk) -> StoredHead:
 
 
 def _branch(kept: list[dict[str, Any]], parents: dict[str, str | None]) -> set[str]:
-    """Return the ids of a resumed conversation's rows: from the last one back to the first, with whole answers."""
+    """Return the ids of the rows that a resumed conversation has: the last row, and its parents up to the first.
+
+    If one row of an answer is among them, all rows of the answer are.
+    """
     own = [row for row in kept if not row.get("isSidechain")]
     id, found = text_or_none(own[-1].get("uuid")) if own else None, set[str]()
     while id is not None and id not in found:
@@ -78,7 +81,7 @@ def _branch(kept: list[dict[str, Any]], parents: dict[str, str | None]) -> set[s
 
 
 def _answer_of(row: Mapping[str, Any]) -> str | None:
-    """Return the id of the answer that a row is a block of; None for a row of the user's."""
+    """Return the id of the answer to which a row belongs; None if the row is no part of an answer."""
     return text_or_none(mapping(row.get("message")).get("id")) if row.get("type") == "assistant" else None
 
 

@@ -54,7 +54,12 @@ def _reads(params: Mapping[str, Any], root: str) -> tuple[tuple[str, str], ...]:
 
 
 def answer(method: str, refused: str | None) -> Json:
-    """Return the agent's form of the answer to an approval request."""
+    """Return the agent's form of the answer to an approval request.
+
+    Args:
+        method: method of the request.
+        refused: why the call is refused; None allows it.
+    """
     word = "accept" if refused is None else "decline"
     if method == SERVER:
         return {"action": word, "content": {} if refused is None else None}

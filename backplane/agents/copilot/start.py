@@ -37,5 +37,8 @@ def start(begun: AgentStart) -> list[str]:
 
 
 def address_of(begun: AgentStart) -> str | None:
-    """Return the address of the model's service; for Anthropic's protocol without the version, which the agent adds."""
+    """Return the address of the model's service; None for the agent's own service.
+
+    For Anthropic's protocol, the address has no version, because the agent adds it.
+    """
     return without_version(begun.address) if begun.row.service == "anthropic" else begun.address
