@@ -517,7 +517,7 @@ def write_call(part: ir.ToolUse, notes: LossLedger) -> dict[str, Any]:
 
 
 def read_request(document: Json, flavour: Flavour) -> ir.Conversation:
-    """Read a request."""
+    """Read a Chat Completions request as a conversation."""
     rest, calls = members_of(document), Calls()
     found = pop_list(rest, "messages")
     messages = tuple(read_message(one, f"/messages/{place}", calls, flavour) for place, one in enumerate(found))
@@ -601,7 +601,7 @@ def write_request(conversation: ir.Conversation, notes: LossLedger, flavour: Fla
 
 
 def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
-    """Write a tool definition."""
+    """Write a tool definition; a tool that the vendor runs is written as it was read."""
     if tool.kind == "server":
         return tool.payload
     body = {"name": tool.name, "description": tool.description, "strict": tool.strict}
@@ -658,7 +658,7 @@ def _write_switch(left: dict[str, Any], out: dict[str, Any], notes: LossLedger) 
 
 
 def read_answer(document: Json, flavour: Flavour) -> ir.Answer:
-    """Read a response."""
+    """Read a Chat Completions response as an answer."""
     rest, calls = members_of(document), Calls()
     if (failed := read_error(document, rest, "choices", flavour.name)) is not None:
         return failed
@@ -680,7 +680,7 @@ def _read_choice(choice: Json, place: int, calls: Calls, flavour: Flavour) -> ir
 
 
 def write_answer(answer: ir.Answer, notes: LossLedger, flavour: Flavour) -> dict[str, Any]:
-    """Write a response."""
+    """Write an answer as a Chat Completions response, and note what it cannot have."""
     created = answer.created if notes.is_home or answer.created is None else int(answer.created)
     out = without_none({"id": answer.id, "model": answer.model, "created": created})
     out["choices"] = [_write_choice(one, place, flavour, notes) for place, one in enumerate(answer.candidates)]

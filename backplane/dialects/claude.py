@@ -277,7 +277,7 @@ def write_said(parts: Iterable[ir.Part], notes: LossLedger) -> Json:
 
 
 def read_request(document: Json) -> ir.Conversation:
-    """Read a request."""
+    """Read a Messages request as a conversation."""
     rest = members_of(document)
     messages = [_read_message(one, f"/messages/{place}") for place, one in enumerate(pop_list(rest, "messages"))]
     if parts := read_content(rest, "system", "", read_block):
@@ -328,7 +328,7 @@ def _read_options(rest: dict[str, Any], options: OptionsRead) -> None:
 
 
 def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str, Any]:
-    """Write a request."""
+    """Write a conversation as a Messages request, and note what it cannot have."""
     out = head_of(conversation, notes)
     system, others = outside(conversation.messages, notes, lambda message: message.at.startswith("/messages/"))
     if system is not None:
@@ -355,7 +355,7 @@ def _write_message(message: ir.Message, notes: LossLedger) -> Json:
 
 
 def write_tool(tool: ir.ToolSpec, notes: LossLedger) -> Json:
-    """Write a tool definition."""
+    """Write a tool definition; a tool that the vendor runs is written as it was read."""
     if tool.kind == "server":
         return tool.payload
     schema = tool.schema
@@ -445,7 +445,7 @@ USAGE: Final = Counters({
 
 
 def read_answer(document: Json) -> ir.Answer:
-    """Read a response."""
+    """Read a Messages response as an answer."""
     rest = members_of(document)
     if (failed := read_error(document, rest, "content", NAME)) is not None:
         return failed
@@ -459,7 +459,7 @@ def read_answer(document: Json) -> ir.Answer:
 
 
 def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
-    """Write a response."""
+    """Write an answer as a Messages response, and note what it cannot have."""
     out = without_none({"id": answer.id, "model": answer.model})
     out |= {"type": "message", "role": "assistant", "content": [], "stop_sequence": None}
     for candidate in answer.candidates[:1]:

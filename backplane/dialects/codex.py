@@ -419,7 +419,7 @@ def _write_said(parts: list[ir.Part], notes: LossLedger) -> list[Json]:
 
 
 def read_request(document: Json) -> ir.Conversation:
-    """Read a request."""
+    """Read a Responses request as a conversation."""
     rest = members_of(document)
     messages: list[ir.Message] = []
     roles: tuple[tuple[str, ir.Role], ...] = (("instructions", "system"), ("input", "user"))
@@ -507,7 +507,7 @@ USAGE: Final = Counters({
 
 
 def read_answer(document: Json) -> ir.Answer:
-    """Read a response."""
+    """Read a Responses response as an answer."""
     rest = members_of(document)
     if (failed := read_error(document, rest, "output", NAME)) is not None:
         return failed
@@ -523,7 +523,7 @@ def read_answer(document: Json) -> ir.Answer:
 
 
 def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
-    """Write a response."""
+    """Write an answer as a Responses response, and note what it cannot have."""
     out = without_none({"id": answer.id, "model": answer.model, "created_at": answer.created})
     out |= {"object": "response", "output": []}
     for candidate in answer.candidates[:1]:

@@ -341,7 +341,7 @@ def _with_names(messages: tuple[ir.Message, ...]) -> tuple[ir.Message, ...]:
 
 
 def read_request(document: Json) -> ir.Conversation:
-    """Read a request."""
+    """Read a `generateContent` request as a conversation."""
     rest, calls = members_of(camel(document)), Calls()
     messages: list[ir.Message] = []
     if (system := pop(rest, "systemInstruction", dict, str)) is not None:
@@ -433,7 +433,7 @@ def _read_choice(rest: dict[str, Any], options: OptionsRead) -> None:
 
 
 def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str, Any]:
-    """Write a request."""
+    """Write a conversation as a `generateContent` request, and note what it cannot have."""
     home = notes.is_home
     out: dict[str, Any] = {} if conversation.model is None else {"model": conversation.model}
     messages = _with_names(conversation.messages)
@@ -593,7 +593,7 @@ def _read_candidate(candidate: Json, place: int, calls: Calls) -> ir.Candidate:
 
 
 def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
-    """Write a response."""
+    """Write an answer as a `generateContent` response, and note what it cannot have."""
     out = without_none({"responseId": answer.id, "modelVersion": answer.model})
     out["candidates"] = []
     for place, candidate in enumerate(answer.candidates):

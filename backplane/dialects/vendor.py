@@ -138,7 +138,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return Translated(msgspec.structs.replace(read, raw=raw), ledger.done())
 
     def response_from_ir(self, answer: Answer) -> Translated[Json]:
-        """Write a response."""
+        """Write an answer as a response of this vendor, and return the losses."""
         ledger = LossLedger(answer.dialect, self.NAME, is_answer=True)
         if ledger.is_home:
             return self._home(answer, self.read_answer, self._write_answer, ledger)
