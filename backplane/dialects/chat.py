@@ -1,4 +1,4 @@
-"""The Chat Completions family of dialects; a `Flavour` has what differs between them.
+"""Reads and writes the Chat Completions family of dialects; a `Flavour` has the differences between them.
 
 An assistant's message has a member for each kind of content (thinking, text, refusal, audio, calls). Streams are
 deltas of one message; a block ends when another member appears.
@@ -75,7 +75,7 @@ STOPS: Final[dict[str, ir.Stop]] = {
 STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     "end": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls",
     "content_filter": "content_filter", "refusal": "content_filter",
-    # Never `stop`: the answer may be incomplete.
+    # These answers may be incomplete, so they must not end with `stop`.
     None: "length", "pause": "length", "error": "length", "cancelled": "length", "other": "length",
 }  # fmt: skip
 
@@ -85,7 +85,7 @@ ENDINGS: Final = Endings(STOPS, STOP_WORDS)
 DETAILS: Final = frozenset({"auto", "low", "high"})
 AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/wave": "wav", "audio/mpeg": "mp3",
                         "audio/mp3": "mp3"}  # fmt: skip
-"""Media type → name of the format; the server accepts only these two (platform.openai.com, audio, 2026-11)."""
+"""Media type → name of the format; the server accepts `wav` and `mp3` (platform.openai.com, audio, 2026-11)."""
 AUDIO_TYPES: Final = {"mp3": "audio/mpeg"}
 MEDIA: Final[MediaTable] = {
     "image/data": None, "image/url": None, "audio/data": frozenset({*AUDIO_FORMATS, None}), "document/data": None,
@@ -114,10 +114,10 @@ CACHED_ON_TOP: Final = Counters(
     needed=("input", "output"), also={"cache_read": "prompt_tokens_details/cached_tokens"},
 )  # fmt: skip
 ERROR: Final[dict[str, Json]] = {"type": "upstream_error", "param": None, "code": None}
-"""Members of an error beside its message."""
+"""Members that a written error has beside its `message`."""
 
 LIMITS: Final = ServerLimits(call_id=Spelling(most=40), tool_name=Spelling("[a-zA-Z0-9_-]", 64))
-"""platform.openai.com, chat/create: names of tools and lengths of ids, read 2026-11."""
+"""Limits of tool names and of the lengths of ids (platform.openai.com, chat/create, read 2026-11)."""
 
 SAME: Final[dict[str, tuple[type[Any], ...]]] = {
     "temperature": NUMBER, "top_p": NUMBER, "seed": (int,), "frequency_penalty": NUMBER, "presence_penalty": NUMBER,
@@ -144,16 +144,16 @@ class Flavour(msgspec.Struct, frozen=True, kw_only=True):
     stops_max: int | None = None
     """Maximum number of stop sequences; None for any number."""
     bounds: Mapping[str, tuple[Any, Any]] = {}
-    """Option → least and greatest value that the server accepts."""
+    """Option → least and greatest value that the server accepts; an option without bounds is not listed."""
     thinking_request: str | None = None
-    """Member of a request's message for thinking; None if the vendor has none."""
+    """Member that has the thinking in messages of a request; None if the vendor has no such member."""
     thinking_answer: str = "reasoning_content"
     thinking_fields: tuple[str, ...] = ("reasoning_content", "reasoning", "reasoning_text")
     thinking_is_on_or_off: bool = False
     """True if a request can only switch thinking on or off, in its member `thinking`."""
     signature_field: str | None = None
     cached_tokens_on_top: bool = False
-    """True if cached tokens are `usage.cached_tokens`, not a member of `prompt_tokens_details`."""
+    """True if the vendor writes its count of cached tokens into `usage`, not into `usage.prompt_tokens_details`."""
     media: MediaTable = msgspec.field(default_factory=lambda: MEDIA)
     can_force_tools: bool = True
     unknown_options: frozenset[str] = frozenset()
@@ -164,7 +164,7 @@ class Flavour(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_shared(dialect: str, name: str, value: Json) -> bool:
-    """Return whether another dialect's own member is one that the family shares, in a form that its types accept."""
+    """Return True if the family shares this native member of `dialect`, and the value has the required type."""
     if dialect not in SISTERS or type(value) is not MEMBERS.get(name):
         return False
     if name == "annotations":
@@ -179,7 +179,7 @@ def is_shared(dialect: str, name: str, value: Json) -> bool:
 
 
 def own(out: dict[str, Any], node: ir.Node, notes: LossLedger) -> dict[str, Any]:
-    """Add a node's own members to `out`; from another dialect of the family only those that the family shares."""
+    """Add a node's native members to `out`; from another dialect of the family only those that the family shares."""
     if notes.is_home:
         return notes.own(out, node)
     sister = node.ext.get(notes.source, {})
@@ -215,7 +215,7 @@ def _read_block(kind: str, rest: dict[str, Any], at: str) -> ir.Part | None:
 
 
 def _joined_thoughts(value: Json) -> str | None:
-    """Return thinking as one text; some gateways send a list of texts. None for any other value."""
+    """Join thinking into one text, as some gateways send a list of texts; return None for any other value."""
     texts = [value] if type(value) is str else value if type(value) is list else [None]
     texts = [one.get("text") if type(one) is dict else one if type(value) is str else None for one in texts]
     return "".join(texts) if all(type(text) is str for text in texts) else None
@@ -269,7 +269,7 @@ def _write_media(part: ir.Media, notes: LossLedger) -> dict[str, Any] | None:
 
 
 def write_said(parts: Iterable[ir.Part], flavour: Flavour, notes: LossLedger) -> Json:
-    """Write a content: one text if it is a single text block, else a list of blocks."""
+    """Write blocks as a `content`: a text if there is a single text block, else a list."""
     return write_content(parts, partial(write_block, flavour=flavour, notes=notes))
 
 
@@ -277,7 +277,7 @@ def write_said(parts: Iterable[ir.Part], flavour: Flavour, notes: LossLedger) ->
 
 
 def read_message(value: Json, at: str, calls: Calls, flavour: Flavour) -> ir.Message:
-    """Read one message; its role may be a deprecated one (`function`), or missing."""
+    """Read one message; the deprecated role `function` is read as `tool`, a missing one as `user`."""
     rest = members_of(value, at)
     native, name = pop(rest, "role"), pop(rest, "name")
     role = ROLES.get(native or "", "user")
@@ -319,14 +319,14 @@ def _read_assistant(
 
 
 def read_sound(value: dict[str, Any], at: str, flavour: Flavour) -> ir.Media:
-    """Read the member `audio` of an assistant's message."""
+    """Read the member `audio` of an assistant's message as a media block."""
     rest = value.copy()
     fields = {field: pop(rest, member) for member, field in SOUND.items()}
     return ir.Media(kind="audio", **fields, at=at, ext=ext_of(flavour.name, rest))
 
 
 def read_call(value: Json, at: str, calls: Calls, flavour: Flavour) -> ir.Part:
-    """Read a call; some gateways omit its kind or its id, or send its arguments as an object."""
+    """Read a call; gateways may omit the kind or the id of a call, or send its arguments as an object."""
     rest = value.copy() if type(value) is dict else {}
     kind: Any = rest.pop("type", None) or "function"
     body = pop_inner(rest, kind) if kind in ("function", "custom") else {}
@@ -343,14 +343,14 @@ def read_call(value: Json, at: str, calls: Calls, flavour: Flavour) -> ir.Part:
 
 
 def read_given(body: dict[str, Any], member: str, kind: str) -> tuple[str | None, Json]:
-    """Remove the arguments of a call; return their text, and their value."""
+    """Remove the arguments of a call; return their text (None if they were an object) and their value."""
     given = pop(body, member, *((str,) if kind == "custom" else (str, dict)))
     text = given if type(given) is str else None
     return text, (text or "") if kind == "custom" else given if type(given) is dict else read_arguments(text or "")
 
 
 def _cite(parts: list[ir.Part], rest: dict[str, Any], at: str, flavour: Flavour) -> None:
-    """Move annotations to the message's text as citations; they stay a native member unless it has exactly one text."""
+    """Move annotations into the text as citations; they stay native if the message has no text or several texts."""
     places = [place for place, part in enumerate(parts) if type(part) is ir.Text]
     found = rest.get("annotations")
     if len(places) != 1 or type(found) is not list or not found or not all(
@@ -366,7 +366,7 @@ def _cite(parts: list[ir.Part], rest: dict[str, Any], at: str, flavour: Flavour)
 
 
 def read_citation(value: dict[str, Any], at: str, dialect: str) -> ir.Citation:
-    """Read one annotation of a text."""
+    """Read one annotation of a text as a citation."""
     rest = value.copy()
     kind, url, title = (pop(rest, name) for name in ("type", "url", "title"))
     start, end = pop(rest, "start_index", int), pop(rest, "end_index", int)
@@ -468,7 +468,7 @@ def write_assistant(message: ir.Message, out: dict[str, Any], flavour: Flavour, 
 
 
 def sound_of(part: ir.Media) -> dict[str, Any]:
-    """Return the member `audio` of an assistant's message."""
+    """Write an audio block as the member `audio` of an assistant's message."""
     return without_none({member: getattr(part, field) for member, field in SOUND.items()})
 
 
@@ -506,7 +506,7 @@ def _write_thinking(part: ir.Thinking, out: dict[str, Any], flavour: Flavour, no
 
 
 def write_call(part: ir.ToolUse, notes: LossLedger) -> dict[str, Any]:
-    """Write a call."""
+    """Write a call; an id that we made is not written back to the dialect that omitted it."""
     given = {"input" if part.kind == "custom" else "arguments": arguments_text(part)}
     out: dict[str, Any] = {} if part.id_made and notes.is_home else {"id": part.id}
     out |= {"type": part.kind, part.kind: {"name": part.name, **given}}
@@ -535,7 +535,7 @@ def read_tool(value: Json, at: str, flavour: Flavour) -> ir.ToolSpec:
 
 
 def normal(document: Json) -> Json:
-    """Return a request with its token limit in the older of the two members."""
+    """Return a request with its token limit in `max_tokens`, which `max_completion_tokens` has replaced."""
     if type(document) is not dict or "max_tokens" in document:
         return document
     return {{"max_completion_tokens": "max_tokens"}.get(name, name): value for name, value in document.items()}
@@ -578,7 +578,7 @@ def write_form(form: dict[str, Any], notes: LossLedger) -> tuple[str, dict[str, 
 
 
 def read_choice_of_tool(value: Json) -> dict[str, Any] | None:
-    """Read which tool the model must call: a mode or a tool's name; None for an unknown form."""
+    """Read `tool_choice`, which is a mode or the tool that the model must call; None for an unknown form."""
     if value in ("auto", "none", "required"):
         return {"mode": value}
     kind = kind_of(value)
@@ -591,7 +591,7 @@ def read_choice_of_tool(value: Json) -> dict[str, Any] | None:
 
 
 def write_request(conversation: ir.Conversation, notes: LossLedger, flavour: Flavour) -> dict[str, Any]:
-    """Write a conversation as a Chat Completions request, and note what it cannot have."""
+    """Write a conversation as a Chat Completions request, and note the losses."""
     out = head_of(conversation, notes)
     out["messages"] = write_messages(conversation.messages, flavour, notes)
     if conversation.tools:
@@ -680,7 +680,7 @@ def _read_choice(choice: Json, place: int, calls: Calls, flavour: Flavour) -> ir
 
 
 def write_answer(answer: ir.Answer, notes: LossLedger, flavour: Flavour) -> dict[str, Any]:
-    """Write an answer as a Chat Completions response, and note what it cannot have."""
+    """Write an answer as a Chat Completions response, and note the losses."""
     created = answer.created if notes.is_home or answer.created is None else int(answer.created)
     out = without_none({"id": answer.id, "model": answer.model, "created": created})
     out["choices"] = [_write_choice(one, place, flavour, notes) for place, one in enumerate(answer.candidates)]
@@ -713,7 +713,7 @@ HEAD: Final = frozenset({"id", "model", "created", "object", "choices", "usage",
 
 
 class _Call:
-    """One call of which pieces may still follow; it does not begin before its name is complete."""
+    """A call in a stream, until its last piece; its block begins when its name is complete."""
 
     def __init__(self, part: ir.ToolUse) -> None:
         self.part = part
@@ -725,7 +725,7 @@ class _Call:
 
 
 class _Choice:
-    """The open blocks of one choice."""
+    """The open blocks of one choice, which is one of the answers in a stream."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -742,7 +742,7 @@ class _Choice:
 
 
 class StreamReader(BlockReader):
-    """Reads the chunks of one stream."""
+    """Reads the chunks of one stream of the family."""
 
     def __init__(self, dialect: Any, flavour: Flavour) -> None:
         super().__init__(dialect)
@@ -909,7 +909,7 @@ class StreamReader(BlockReader):
 
 
 class StreamWriter(BlockWriter):
-    """Writes the family's chunks."""
+    """Writes one stream as chunks of the family."""
 
     has_choices = True
 
@@ -927,7 +927,7 @@ class StreamWriter(BlockWriter):
         }  # fmt: skip
 
     def _delta(self, choice: int, delta: dict[str, Any], **more: Any) -> list[Json]:
-        """Write a delta; the first one of a choice has the role."""
+        """Return a chunk with a delta; the first delta of a choice also has the role."""
         head = {} if choice in self.roles else {"role": "assistant"}
         self.roles.add(choice)
         return [self._chunk([{"index": choice, "delta": {**head, **delta}, "finish_reason": None, **more}])]
@@ -986,7 +986,7 @@ def dialect_of(
     flavour: Flavour, tool_names: Mapping[str, str], capabilities: Manifest, defaults: Mapping[str, Json],
     reader: type[StreamReader] = StreamReader,
 ) -> Dialect:  # fmt: skip
-    """Return one dialect of the family."""
+    """Make the `Dialect` of a flavour; `reader` reads its streams."""
     return Dialect(
         NAME=flavour.name, TOOL_NAMES=tool_names, CAPABILITIES=capabilities, DEFAULTS=defaults, DONE=True,
         read_request=partial(read_request, flavour=flavour), write_request=partial(write_request, flavour=flavour),

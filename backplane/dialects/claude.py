@@ -1,4 +1,4 @@
-"""Anthropic's Messages, as its reference describes it (docs.anthropic.com, read November 2026).
+"""Reads and writes Anthropic's Messages, as its reference describes it (docs.anthropic.com, read November 2026).
 
 Messages have typed blocks; the system text is outside of them, results are in the user's messages. A stream has one
 block after the other, each with a start and an end.
@@ -79,7 +79,7 @@ STOPS: Final[dict[str, ir.Stop]] = {
 STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     "end": "end_turn", "max_tokens": "max_tokens", "stop_sequence": "stop_sequence", "tool_use": "tool_use",
     "pause": "pause_turn", "refusal": "refusal", "content_filter": "refusal",
-    # Never `end_turn`: the answer may be incomplete.
+    # These answers may be incomplete, so they must not end with `end_turn`.
     None: "max_tokens", "error": "refusal", "cancelled": "max_tokens", "other": "max_tokens",
 }  # fmt: skip
 
@@ -89,14 +89,14 @@ LIMITS: Final = ServerLimits(
     call_id=Spelling("[a-zA-Z0-9_-]"), tool_name=Spelling("[a-zA-Z0-9_-]", 128), takes_empty_text=False,
     takes_refusals=False, ends_refused=True, takes_text_documents=True, takes_objects=True, needs_user=True,
 )  # fmt: skip
-"""docs.anthropic.com, messages: patterns of ids and names, texts must not be empty; read 2026-11."""
+"""Limits of ids, names and texts, which must not be empty (docs.anthropic.com, messages, read 2026-11)."""
 
 MAX_TOKENS_MADE: Final = 4096
 """Token limit to write if the source has none, because the server requires one; every model allows this much."""
 THINKING_TOKENS_MIN: Final = 1024
 """Minimum tokens of a thinking budget, which must also be below the answer's limit (docs.anthropic.com, 2026-11)."""
 TOP_P_MIN: Final = 0.95
-"""Minimum `top_p` with thinking, with which temperature and `top_k` are refused (docs.anthropic.com, 2026-11)."""
+"""Minimum `top_p` in a request with thinking (docs.anthropic.com, 2026-11)."""
 
 EFFORTS: Final = frozenset({"low", "medium", "high", "xhigh", "max"})
 CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
@@ -107,7 +107,7 @@ MEDIA: Final[MediaTable] = {
 SOURCES: Final[dict[str, tuple[str, str]]] = {
     "base64": ("data", "data"), "url": ("url", "url"), "file": ("file_id", "file_id"), "text": ("data", "text"),
 }  # fmt: skip
-"""Kind of a source → its member, and the field of `ir.Media`."""
+"""Kind of a source → its member with the content, and the field of `ir.Media` for it."""
 
 
 SAME: Final[dict[str, tuple[type[Any], ...]]] = {
@@ -118,9 +118,9 @@ SAME: Final[dict[str, tuple[type[Any], ...]]] = {
 NAMES: Final = {
     "stop_sequences": "stop", "metadata/user_id": "user", "output_config/effort": "reasoning_effort",
 }  # fmt: skip
-"""Path → option, for options with another name than the member."""
+"""Path of a member → its option, where their names differ."""
 BOUNDS: Final[dict[str, tuple[Any, Any]]] = {"max_tokens": (1, None), "temperature": (0, 1), "top_k": (0, None)}
-"""Member → least and greatest value that the server accepts."""
+"""Member → least and greatest value that the server accepts; None for no limit."""
 KNOWN: Final = {"service_tier": frozenset({"auto", "standard_only"})}
 ROLES: Final[dict[str, ir.Role]] = {"user": "user", "assistant": "assistant", "system": "system"}
 BUDGETS: Final = {"disabled": 0, "adaptive": -1}
@@ -132,7 +132,7 @@ ERROR_HEAD: Final[dict[str, Json]] = {"type": "error"}
 
 
 def read_block(value: Json, at: str) -> ir.Part:
-    """Read a block; a tool that the vendor runs, and what it gave, stay native."""
+    """Read a block; calls of tools that the vendor runs, and their results, stay native."""
     part = read_part(NAME, value, at, _read_block)
     if not isinstance(part, ir.NativePart):
         return part
@@ -158,7 +158,7 @@ def _read_block(kind: str, rest: dict[str, Any], at: str) -> ir.Part | None:
             title = pop(rest, "title") if kind == "document" else None
             return ir.Media(kind="image" if kind == "image" else "document", title=title, **found)
         case "search_result" if (text := _joined_texts(rest.get("content"))) is not None:
-            rest["type"] = kind  # All members stay native, so that it can be written again.
+            rest["type"] = kind  # All members stay native, so that the block can be written again.
             return ir.Media(kind="document", title=pop(rest, "title"), text=text, media_type="text/plain")
     return None
 
@@ -172,14 +172,14 @@ def _read_citations(rest: dict[str, Any], at: str) -> tuple[ir.Citation, ...]:
 
 
 def read_citation(value: dict[str, Any], at: str) -> ir.Citation:
-    """Read a citation; its span is one in the cited document, not in the text, so it stays native."""
+    """Read a citation; its positions stay native, because they are in the cited document, not in the text."""
     rest = value.copy()
     kind, url, title, quote = (pop(rest, name) for name in ("type", "url", "title", "cited_text"))
     return ir.Citation(kind=kind or "", url=url, title=title, quote=quote, at=at, ext=ext_of(NAME, rest))
 
 
 def _read_source(rest: dict[str, Any]) -> dict[str, Any] | None:
-    """Remove and return the source of an image or document as fields; None if its kind is unknown."""
+    """Remove the source of an image or document; return it as fields of `ir.Media`, or None if its kind is unknown."""
     source = pop_inner(rest, "source")
     form = str(source.get("type"))
     if form == "content" and (text := _joined_texts(source.get("content"))) is not None:
@@ -194,7 +194,7 @@ def _read_source(rest: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _joined_texts(blocks: Json) -> str | None:
-    """Return the text of a list of text blocks; None if it is empty or has other blocks or members."""
+    """Return the joined text of a list of text blocks; None if the list is empty or has any other block or member."""
     if type(blocks) is not list or not blocks or not all(
         kind_of(one) == "text" and one.keys() == {"type", "text"} and type(one["text"]) is str for one in blocks
     ):  # fmt: skip
@@ -269,7 +269,7 @@ def _write_source(part: ir.Media) -> Json:
 
 
 def write_said(parts: Iterable[ir.Part], notes: LossLedger) -> Json:
-    """Write a content: one text if it is a single text block, else a list of blocks."""
+    """Write blocks as a `content`: a text if there is a single text block, else a list."""
     return write_content(parts, partial(write_block, notes=notes))
 
 
@@ -328,7 +328,7 @@ def _read_options(rest: dict[str, Any], options: OptionsRead) -> None:
 
 
 def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str, Any]:
-    """Write a conversation as a Messages request, and note what it cannot have."""
+    """Write a conversation as a Messages request, and note the losses."""
     out = head_of(conversation, notes)
     system, others = outside(conversation.messages, notes, lambda message: message.at.startswith("/messages/"))
     if system is not None:
@@ -385,7 +385,7 @@ def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: Lo
 
 
 def _write_thinking(left: dict[str, Any], out: dict[str, Any], notes: LossLedger) -> None:
-    """Write the budget for thinking; change an effort that the server does not accept."""
+    """Write the thinking budget into `out`; change an effort in `left` that the server does not accept."""
     effort, budget = left.get("reasoning_effort"), left.pop("reasoning_budget", None)
     if effort == "none" and not notes.is_home:
         notes.change_option("reasoning_effort", effort, "no effort became no thinking")
@@ -413,7 +413,7 @@ def _write_format(form: Any, out: dict[str, Any], notes: LossLedger) -> None:
 
 
 def _fit_thinking(out: dict[str, Any], conversation: ir.Conversation, notes: LossLedger) -> None:
-    """Change or remove options that the server refuses together with thinking."""
+    """Remove thinking if the server would refuse it, else change or remove options that are refused with it."""
     thinking: Any = out.get("thinking")
     if kind_of(thinking) not in ("enabled", "adaptive") or "reasoning_budget" not in conversation.options:
         return
@@ -459,7 +459,7 @@ def read_answer(document: Json) -> ir.Answer:
 
 
 def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
-    """Write an answer as a Messages response, and note what it cannot have."""
+    """Write an answer as a Messages response, and note the losses."""
     out = without_none({"id": answer.id, "model": answer.model})
     out |= {"type": "message", "role": "assistant", "content": [], "stop_sequence": None}
     for candidate in answer.candidates[:1]:
@@ -487,7 +487,7 @@ DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking"}
 
 
 class StreamReader(BlockReader):
-    """Reads the chunks of one stream; counters in `message_delta` replace earlier ones."""
+    """Reads the chunks of one Messages stream; counters in `message_delta` replace earlier ones."""
 
     def __init__(self, dialect: Any) -> None:
         super().__init__(dialect)
@@ -499,7 +499,7 @@ class StreamReader(BlockReader):
         }  # fmt: skip
 
     def other(self, chunk: Json) -> list[ir.StreamEvent]:
-        """Read a failure; keep pings and events of a later version as they are."""
+        """Read a failure; keep pings and events of a later version unchanged."""
         kind = kind_of(chunk)
         if kind == "error" or (type(chunk) is dict and "error" in chunk):
             return [failure(chunk.get("error"), chunk, "type")]
@@ -519,7 +519,7 @@ class StreamReader(BlockReader):
             rest.pop(key, None)
         out: list[ir.StreamEvent] = [ir.Began(id=answer_id, model=model, at="/message", ext=ext_of(NAME, rest))]
         out += self._count(message.get("usage"))
-        # If a program called tools, the continued answer begins with the blocks from before.
+        # If a program called tools, the first event of the continued answer has the earlier blocks.
         content = message.get("content")
         for index, block in enumerate(content if type(content) is list else ()):
             out += [*self._start({"index": index, "content_block": block}), *self._stop(index)]
@@ -601,7 +601,7 @@ def _text(delta: dict[str, Any], key: str) -> str:
 
 
 class StreamWriter(BlockWriter):
-    """Writes the vendor's chunks."""
+    """Writes one stream as the vendor's chunks."""
 
     is_serial = True
     has_refusals = False

@@ -1,4 +1,4 @@
-"""OpenAI's Responses, which its agent Codex uses (platform.openai.com, read November 2026).
+"""Reads and writes OpenAI's Responses, which its agent Codex uses (platform.openai.com, read November 2026).
 
 A request and an answer are lists of items: messages, calls, results, reasoning. Adjacent items of the assistant become
 one message. In streams, each item has a start and an end event, and so has each content inside an item; the last event
@@ -101,14 +101,14 @@ STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     "end": "completed", "tool_use": "completed", "stop_sequence": "completed",
     "max_tokens": "incomplete:max_output_tokens", "content_filter": "incomplete:content_filter",
     "refusal": "incomplete:content_filter", "error": "failed", "cancelled": "cancelled",
-    # Never `completed`: the answer may be incomplete.
+    # These answers may be incomplete, so they must not end with `completed`.
     None: "incomplete", "pause": "incomplete", "other": "incomplete",
 }  # fmt: skip
 
 ENDINGS: Final = Endings(STOPS, STOP_WORDS, frozenset({"in_progress", "queued"}))
 
 LIMITS: Final = ServerLimits(call_id=Spelling(most=64), tool_name=Spelling("[a-zA-Z0-9_-]", 64))
-"""platform.openai.com, responses/create: names of tools and lengths of ids, read 2026-11."""
+"""Limits of tool names and of the lengths of ids (platform.openai.com, responses/create, read 2026-11)."""
 
 
 TEXTS: Final = ("input_text", "output_text", "text")
@@ -125,7 +125,7 @@ MEDIA: Final[MediaTable] = {
     "document/file_id": FILES,
 }  # fmt: skip
 STATE: Final = frozenset({"prompt", "conversation", "previous_response_id"})
-"""Members of a request that refer to stored messages, so that it may have no input."""
+"""Members that refer to messages stored at the vendor; a request with one of them needs no input."""
 
 SAME: Final[dict[str, tuple[type[Any], ...]]] = {
     "max_output_tokens": (int,), "temperature": NUMBER, "top_p": NUMBER, "top_logprobs": (int,), "stream": (bool,),
@@ -136,11 +136,11 @@ SAME: Final[dict[str, tuple[type[Any], ...]]] = {
 BOUNDS: Final[dict[str, tuple[Any, Any]]] = {
     "max_output_tokens": (16, None), "temperature": (0, 2), "top_logprobs": (0, 20),
 }  # fmt: skip
-"""Member → least and greatest value that the server accepts; None for any."""
+"""Member → least and greatest value that the server accepts; None for no limit."""
 NAMES: Final = {
     "max_output_tokens": "max_tokens", "reasoning/effort": "reasoning_effort", "text/verbosity": "verbosity",
 }  # fmt: skip
-"""Path → option, for options with another name than the member."""
+"""Path of a member → its option, where their names differ."""
 KNOWN: Final = {**CHAT_KNOWN, "service_tier": frozenset({"auto", "default", "flex", "scale", "priority"})}
 
 
@@ -189,7 +189,7 @@ def write_block(part: ir.Part, notes: LossLedger, text: str = "input_text") -> J
         text: kind of a text block: `output_text` for text of the model, else `input_text`.
     """
     out = write_part(part, notes, partial(_write_block, text=text))
-    if type(out) is dict and ".." in out:  # the item's own members
+    if type(out) is dict and ".." in out:  # members of the item, not of the block
         del out[".."]
     return out
 
@@ -207,7 +207,7 @@ def _write_block(part: ir.Part, notes: LossLedger, text: str) -> dict[str, Any] 
 
 
 def write_citations(part: ir.Text, notes: LossLedger) -> list[Json]:
-    """Write a text's annotations; for one without a URL note a loss and omit it."""
+    """Write a text's annotations; omit an annotation without a URL, and note a loss."""
     out: list[Json] = []
     for found in part.citations:
         one = found if notes.is_home else by_address(found, part, notes)
@@ -238,7 +238,7 @@ def _write_media(part: ir.Media, notes: LossLedger) -> dict[str, Any] | None:
 
 
 def write_said(parts: Iterable[ir.Part], notes: LossLedger) -> Json:
-    """Write a content: one text if it is a single text block, else a list of blocks."""
+    """Write blocks as a `content`: a text if there is a single text block, else a list."""
     return write_content(parts, partial(write_block, notes=notes))
 
 
@@ -291,7 +291,7 @@ THOUGHTS: Final = {"summary": "summary_text", "content": "reasoning_text"}
 
 
 def _take_thoughts(rest: dict[str, Any]) -> tuple[str, str | None]:
-    """Remove the thinking from an item; return it with its member's name: the summary, or else the content."""
+    """Remove the summary or else the content of a reasoning item; return its text and its member, or `""` and None."""
     for key, kind in THOUGHTS.items():
         found = rest.get(key)
         if type(found) is list and found and all(
@@ -303,7 +303,7 @@ def _take_thoughts(rest: dict[str, Any]) -> tuple[str, str | None]:
 
 
 def _read_message(item: Json, rest: dict[str, Any], at: str, *, is_answer: bool) -> ir.Message | list[ir.Part]:
-    """Read a message item; the own members of an assistant's item are kept on its first part."""
+    """Read a message item; the unread members of an assistant's item are kept in `ext` of its first part."""
     native = rest.pop("role")
     role = ROLES.get(native, "user")
     parts = read_content(rest, "content", at, read_block)
@@ -347,7 +347,7 @@ def _write_item(part: ir.Part, notes: LossLedger) -> dict[str, Any] | None:
                 return without_none({**out, "encrypted_content": part.signature})
             notes.degrade(part.at, "thinking", "thinking stands in a summary, without this vendor's proof")
             return {**out, "id": f"rs_{_word(part, notes)}"}
-    return None  # The vendor would look up thinking without its own proof in its store.
+    return None  # The vendor would search its store for thinking that has no signature of its own.
 
 
 def _write_output(part: ir.ToolOutput, notes: LossLedger) -> Json:
@@ -359,13 +359,13 @@ def _write_output(part: ir.ToolOutput, notes: LossLedger) -> Json:
 
 
 def _word(part: ir.Part, notes: LossLedger) -> str:
-    """Return a hash for a block's id, unique in the document; a block from Codex keeps it if its text is edited."""
+    """Return a hash from which a block's id is made; if the block came from Codex, an edit of its text keeps the id."""
     text = part.at if notes.is_home and part.at else f"{part.at} {getattr(part, 'text', '')}"
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
 
 
 def write_items(messages: tuple[ir.Message, ...], notes: LossLedger) -> list[Json]:
-    """Write messages as items."""
+    """Write messages as a list of items."""
     out: list[Json] = []
     for message in messages:
         out += write_turn(message, notes) if message.role == "assistant" else _write_message(message, notes)
@@ -407,7 +407,7 @@ def _write_said(parts: list[ir.Part], notes: LossLedger) -> list[Json]:
     out: dict[str, Any] = {"type": "message", "role": "assistant", "content": content}
     if notes.is_home:
         merged(out, parts[0].ext.get(NAME, {}).get("..", {}))
-    if type(content) is list:  # the vendor's type of a list requires more members
+    if type(content) is list:  # a message with a list needs an id, a status and annotations
         for block in content:
             if kind_of(block) == "output_text":
                 block.setdefault("annotations", [])
@@ -452,7 +452,7 @@ def _read_options(rest: dict[str, Any], options: OptionsRead) -> None:
 
 
 def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str, Any]:
-    """Write a conversation as a Responses request, and note what it cannot have."""
+    """Write a conversation as a Responses request, and note the losses."""
     out = head_of(conversation, notes)
     messages = conversation.messages
     first = messages[0] if messages else None
@@ -523,7 +523,7 @@ def read_answer(document: Json) -> ir.Answer:
 
 
 def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
-    """Write an answer as a Responses response, and note what it cannot have."""
+    """Write an answer as a Responses response, and note the losses."""
     out = without_none({"id": answer.id, "model": answer.model, "created_at": answer.created})
     out |= {"object": "response", "output": []}
     for candidate in answer.candidates[:1]:
@@ -542,7 +542,7 @@ def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
 
 
 def status_of(word: str) -> dict[str, Any]:
-    """Return the members of an answer for its stop reason."""
+    """Return the members of an answer for a stop reason, which is `status` or `status:reason`."""
     status, _, reason = word.partition(":")
     return {**({"status": status} if status else {}), **({"incomplete_details": {"reason": reason}} if reason else {})}
 
@@ -567,7 +567,7 @@ DONES: Final = {
     "response.function_call_arguments.done": ("call", "arguments"),
     "response.custom_tool_call_input.done": ("call", "input"),
 }
-"""Event that repeats a whole text → the kind of the text, and its member."""
+"""Event that repeats a whole text → the kind of the text, and the event's member that has it."""
 
 NOISE: Final = frozenset({
     "response.content_part.done", "response.keepalive", "response.reasoning_summary_text.done",
@@ -577,7 +577,7 @@ NOISE: Final = frozenset({
 
 
 class _Item:
-    """One item of which pieces may still follow."""
+    """An item of a stream, until its last event."""
 
     def __init__(self, key: Any, kind: str) -> None:
         self.key = key
@@ -591,7 +591,7 @@ class _Item:
 
 
 class StreamReader(BlockReader):
-    """Reads the events of one stream."""
+    """Reads the events of one Responses stream."""
 
     def __init__(self, dialect: Any) -> None:
         super().__init__(dialect)
@@ -599,7 +599,7 @@ class StreamReader(BlockReader):
         self.current: Any = None
         self.call_ids: set[str] = set()
         self.texts: list[str] = []
-        """Complete texts and refusals so far; the last event may have further ones."""
+        """Texts and refusals that have ended; if the last event has further ones, they are added."""
         self.handlers = {
             "response.created": self._begin, "response.in_progress": self._begin, "response.queued": self._begin,
             "response.output_item.added": self._added, "response.output_item.done": self._done,
@@ -610,7 +610,7 @@ class StreamReader(BlockReader):
         }  # fmt: skip
 
     def other(self, chunk: Json) -> list[ir.StreamEvent]:
-        """Read a whole answer or a failure; keep events of a later version as they are."""
+        """Read a whole answer or a failure; keep events of a later version unchanged."""
         kind = kind_of(chunk)
         if type(chunk) is not dict:
             return [ir.Kept(chunk)]
@@ -629,7 +629,7 @@ class StreamReader(BlockReader):
         return [begun(response.get("id"), response.get("model"), response.get("created_at"), "/response")]
 
     def _item(self, chunk: Json, kind: str) -> _Item:
-        """Return an event's item: by its index, else by its id, else the current one."""
+        """Return the item of an event: the item with its index, else with its id, else the current item."""
         index, raw = chunk.get("output_index"), chunk.get("item")
         key: Any = chunk.get("item_id") or (raw.get("id") if type(raw) is dict else None)
         key = key if type(key) is str else None
@@ -707,7 +707,7 @@ class StreamReader(BlockReader):
         return self._rest(key, text, item.at) if key in self.open else self._say(chunk, what, text)
 
     def _rest(self, key: Any, whole: str, at: str) -> list[ir.StreamEvent]:
-        """Add the part of a complete text after its pieces; if the text differs from them, note it."""
+        """Add the rest of a complete text that was in no piece; note it if the text differs from the pieces."""
         block = self.open[key]
         said = _said(block)
         field = "arguments" if isinstance(block.part, ir.ToolUse) else "text"
@@ -814,11 +814,11 @@ SAID: Final[dict[Any, tuple[str, str, dict[str, Any]]]] = {
     "function": ("function_call_arguments", "arguments", {}),
     "custom": ("custom_tool_call_input", "input", {}),
 }
-"""Kind of block → the name of its events, the member with the whole text, and its place in its item."""
+"""Kind of block → the name of its events, the member with its whole text, and the members with its index."""
 
 
 class StreamWriter(BlockWriter):
-    """Writes the vendor's events; every block is an item of its own."""
+    """Writes one stream as the vendor's events; every block is an item of its own."""
 
     cites_at_end = True
 
@@ -875,7 +875,7 @@ class StreamWriter(BlockWriter):
         return {"item_id": self.items[self.opened[key]]["id"], "output_index": self.opened[key]}
 
     def _inner(self, key: Key, word: str, part: ir.Part, text: str) -> list[Json]:
-        """Return the event that begins or ends the content of an item; calls have none."""
+        """Return the event that begins (`word` is `added`) or ends (`done`) the content of an item; none for a call."""
         if isinstance(part, ir.ToolUse):
             return []
         name = "reasoning_summary_part" if isinstance(part, ir.Thinking) else "content_part"

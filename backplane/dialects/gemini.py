@@ -1,4 +1,4 @@
-"""Google's generateContent, as its reference describes it (ai.google.dev, read November 2026).
+"""Reads and writes Google's generateContent, as its reference describes it (ai.google.dev, read November 2026).
 
 Contents have parts; the system text and most options are outside of them. Every member has two spellings. Calls
 usually have no id. Every chunk of a stream is a small response; arguments of calls may come in pieces with their
@@ -82,7 +82,7 @@ STOPS: Final[dict[str, ir.Stop]] = {
 STOP_WORDS: Final[dict[ir.Stop | None, str]] = {
     "end": "STOP", "tool_use": "STOP", "stop_sequence": "STOP", "max_tokens": "MAX_TOKENS",
     "content_filter": "SAFETY", "refusal": "SAFETY",
-    # Never `STOP`: the answer may be incomplete.
+    # These answers may be incomplete, so they must not end with `STOP`.
     None: "OTHER", "error": "OTHER", "pause": "OTHER", "cancelled": "OTHER", "other": "OTHER",
 }  # fmt: skip
 
@@ -96,7 +96,7 @@ LIMITS: Final = ServerLimits(
     tool_name=Spelling("[a-zA-Z0-9_.:-]", 64, "[a-zA-Z_]"), takes_empty_text=False, takes_refusals=False,
     takes_objects=True, needs_user=True,
 )  # fmt: skip
-"""ai.google.dev, function declarations and contents, read 2026-11."""
+"""Limits of function names and of contents (ai.google.dev, function declarations and contents, read 2026-11)."""
 
 MEDIA_TYPES: Final = {"image": "image/png", "audio": "audio/wav", "video": "video/mp4"}
 """Kind of media → media type to write if the source has none."""
@@ -119,14 +119,14 @@ OPTIONS: Final = {
         "thinkingConfig/thinkingBudget": "reasoning_budget", "thinkingConfig/includeThoughts": "reasoning_shown",
     }.items()
 }  # fmt: skip
-"""Path → option."""
+"""Path of a member → its option in the neutral form."""
 BOUNDS: Final[dict[str, tuple[Any, Any]]] = {
     f"generationConfig/{path}": bounds for path, bounds in {
         "maxOutputTokens": (1, None), "temperature": (0, 2), "topK": (1, None), "candidateCount": (1, 8),
         "logprobs": (0, 20),
     }.items()
 }  # fmt: skip
-"""Path → least and greatest value that the server accepts."""
+"""Path of a member → least and greatest value that the server accepts; None for no limit."""
 STOPS_MAX: Final = 5
 ERROR: Final[dict[str, Json]] = {"code": 502, "status": "UNAVAILABLE"}
 
@@ -142,13 +142,13 @@ _AFTER: Final = re.compile(r"(?<=[a-z0-9])_([a-z])")
 
 
 def camel_name(name: str) -> str:
-    """Spell a member's name in camelCase; a name that snake_case would spell otherwise stays."""
+    """Return a name in camelCase; return it unchanged if the way back to snake_case would give another name."""
     spelled = _AFTER.sub(lambda match: match[1].upper(), name) if "_" in name else name
     return spelled if snake(spelled) == name else name
 
 
 def camel(value: Json) -> Json:
-    """Return a document with its members in camelCase."""
+    """Return a document with its members' names in camelCase, except inside of the members in `OPAQUE`."""
     if type(value) is list:
         return [camel(inner) for inner in value]
     if type(value) is not dict:
@@ -302,7 +302,11 @@ def write_blocks(parts: Iterable[ir.Part], notes: LossLedger) -> list[Json]:
 
 
 def read_message(value: Json, at: str, calls: Calls, role: ir.Role | None = None) -> ir.Message:
-    """Read one content; without `role` its own role counts, or `tool` if a user's content has only results."""
+    """Read one content as a message.
+
+    Args:
+        role: role of the message; None for the content's own role, or `tool` if a user's content has only results.
+    """
     if type(value) is str:
         return ir.Message(role=role or "user", parts=(ir.Text(text=value, at=at),), at=at)
     rest = members_of(value, at)
@@ -316,7 +320,7 @@ def read_message(value: Json, at: str, calls: Calls, role: ir.Role | None = None
 
 
 def write_message(message: ir.Message, notes: LossLedger) -> dict[str, Any]:
-    """Write one content."""
+    """Write a message as a content with role `user` or `model`; `system` stays if the message came from Gemini."""
     stays = message.role == "system" and notes.is_home
     role = "model" if message.role == "assistant" else "system" if stays else "user"
     return notes.own({"role": role, "parts": write_blocks(message.parts, notes)}, message)
@@ -418,7 +422,7 @@ def _read_options(config: dict[str, Any], options: OptionsRead) -> None:
 
 
 def _read_choice(rest: dict[str, Any], options: OptionsRead) -> None:
-    """Read which tool the model must call."""
+    """Move the rule about which tool the model must call from `rest` to the options; an unknown rule stays native."""
     config = pop_inner(rest, "toolConfig")
     choice: dict[str, Any] | None = None
     match config.get("functionCallingConfig"):
@@ -433,7 +437,7 @@ def _read_choice(rest: dict[str, Any], options: OptionsRead) -> None:
 
 
 def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str, Any]:
-    """Write a conversation as a `generateContent` request, and note what it cannot have."""
+    """Write a conversation as a `generateContent` request, and note the losses."""
     home = notes.is_home
     out: dict[str, Any] = {} if conversation.model is None else {"model": conversation.model}
     messages = _with_names(conversation.messages)
@@ -459,7 +463,7 @@ def write_request(conversation: ir.Conversation, notes: LossLedger) -> dict[str,
 
 
 def write_tools(tools: tuple[ir.ToolSpec, ...], notes: LossLedger) -> list[Json]:
-    """Write the list of tools; functions that were in one list are in one list again."""
+    """Write the list of tools; functions that were read from one list are written into one list."""
     out: list[Any] = []
     listed: dict[str, list[Json]] = {}
     for tool in tools:
@@ -499,7 +503,7 @@ def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: Lo
 
 
 def _effort(left: dict[str, Any], notes: LossLedger) -> str | None:
-    """Remove the effort; return it as the vendor's own level, or make it a budget if the source is another vendor."""
+    """Remove the effort; return its level if the request is the vendor's own, else None, and set a budget for it."""
     effort = left.pop("reasoning_effort", None)
     words = {word: level for level, word in LEVELS.items()}
     if effort is None or (notes.is_home and effort in words):
@@ -566,7 +570,7 @@ USAGE: Final = Counters({
 
 
 def read_answer(document: Json) -> ir.Answer:
-    """Read a response; for a refused prompt it has no candidate, only a reason."""
+    """Read a response as an answer; the response to a refused prompt has a reason instead of candidates."""
     whole = members_of(camel(document))
     rest, calls = whole.copy(), Calls()
     if (failed := read_error(whole, rest, "candidates", NAME)) is not None:
@@ -593,7 +597,7 @@ def _read_candidate(candidate: Json, place: int, calls: Calls) -> ir.Candidate:
 
 
 def write_answer(answer: ir.Answer, notes: LossLedger) -> dict[str, Any]:
-    """Write an answer as a `generateContent` response, and note what it cannot have."""
+    """Write an answer as a `generateContent` response, and note the losses."""
     out = without_none({"responseId": answer.id, "modelVersion": answer.model})
     out["candidates"] = []
     for place, candidate in enumerate(answer.candidates):
@@ -617,11 +621,14 @@ PIECES: Final = frozenset({"partialArgs", "partial_args", "willContinue", "will_
 """Members of a call that show that its arguments come in pieces."""
 
 REPEAT_CHARS_MIN: Final = 6
-"""Minimum characters so far for which a chunk that begins with all of them is a gateway's repetition. Below it, it may
-also be a model that repeats a word; only the second chunk of a block counts as one, if the first has a letter."""
+"""Minimum characters of a text for which a chunk that begins with the whole text is a gateway's repetition of it.
+
+A shorter text may be a word that the model itself repeats, so only a block's second chunk counts as a repetition then,
+and only if the first chunk has a letter.
+"""
 
 SAID_CHARS_MAX: Final = 256
-"""Characters of the text so far that are kept to compare; no model repeats so much of its beginning in one chunk."""
+"""Characters of a text's beginning that are compared; no model itself repeats so many of them in one chunk."""
 
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[['\"](.*?)['\"]\]")
 
@@ -646,7 +653,7 @@ class _Seen:
         return (is_long or is_second) and len(text) >= self.length and text.startswith(self.begin)
 
     def add(self, text: str, *, is_repeated: bool) -> str:
-        """Add a chunk; return its new part."""
+        """Add a chunk; return the part of it that is not a repetition."""
         if is_repeated:
             added, self.begin, self.length = text[self.length :], text, len(text)
             return added
@@ -668,11 +675,11 @@ class _Candidate:
         self.args: dict[str, Any] = {}
         self.ids: set[str] = set()
         self.said_calls: set[tuple[str, str, int]] = set()
-        """Calls without an id: name, arguments and chunk."""
+        """Name, arguments and index of the chunk, for each call without an id."""
 
 
 class StreamReader(BlockReader):
-    """Reads the chunks of one stream."""
+    """Reads the chunks of one `generateContent` stream."""
 
     def __init__(self, dialect: Any) -> None:
         super().__init__(dialect)
@@ -811,7 +818,7 @@ class StreamReader(BlockReader):
 
 
 def put_piece(args: dict[Any, Any], piece: Any) -> None:
-    """Set a piece of arguments at its JSON path, with lists as dicts by index; a text is appended to the text there."""
+    """Set a piece at its JSON path in the arguments, where lists are dicts by index; a text is appended to a text."""
     steps = [int(index) if index else name or quoted for name, index, quoted in
              _STEP.findall(pop(piece, "jsonPath") or "")]  # fmt: skip
     values = [pop(piece, name, str, int, float, bool) for name in ("stringValue", "numberValue", "boolValue")]
@@ -830,7 +837,7 @@ ITEMS_MAX: Final = 10_000
 
 
 def _settled(value: Any) -> Json:
-    """Convert dicts by index back to lists, also inside the value."""
+    """Return a value in which dicts by index are lists again, at every depth."""
     if type(value) is not dict:
         return value
     indices = [key for key in value if type(key) is int]
@@ -843,7 +850,7 @@ def _settled(value: Any) -> Json:
 
 
 class StreamWriter(BlockWriter):
-    """Writes the vendor's chunks; a call is written when it is complete."""
+    """Writes one stream as the vendor's chunks; a call is written when it is complete."""
 
     has_choices = True
     has_refusals = False
@@ -887,7 +894,10 @@ class StreamWriter(BlockWriter):
         return self._in_turn(key, made) if key[1] in self.calls.get(key[0], {}) else made
 
     def _in_turn(self, key: Key, made: list[Json]) -> list[Json]:
-        """Return chunks of calls in the order of their beginnings: calls without ids differ only in their order."""
+        """Return the chunks whose turn has come: calls are written in the order in which they began.
+
+        Only this order distinguishes calls without ids.
+        """
         waiting = self.calls[key[0]]
         waiting[key[1]] = made
         out: list[Json] = []
