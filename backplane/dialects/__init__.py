@@ -1,5 +1,8 @@
 """Reads vendors' JSON (requests, responses, streams) into the neutral form, and writes it from there.
 
+In the readers, `at` is the JSON pointer to the value that is read, and `rest` is a copy of an object from which each
+member is removed as it is read; what is left of it stays native, in `ext`. In the writers, `notes` collects the losses.
+
 `DIALECTS` is the table; each file in it ends with its `Dialect`. Vendors are translated to each other only through
 `ir`. Nothing here does I/O.
 """
@@ -59,7 +62,7 @@ __all__ = [
 
 
 def dialect(name: str) -> Any:
-    """Return a dialect.
+    """Return the dialect with this name, from the table or from another wheel.
 
     Raises:
         TranslationError: `dialect_unknown`.
@@ -75,7 +78,7 @@ GROUP: Final = "backplane.dialects"
 
 @cache
 def entries() -> tuple[EntryPoint, ...]:
-    """Return the dialects of other wheels; cached, because a search of the installed wheels takes 14 ms."""
+    """Return the entry points of dialects in other wheels; cached, because the search for them takes 14 ms."""
     from importlib.metadata import entry_points  # Slow: it imports `email`. No shipped dialect needs it.
 
     return tuple(entry_points(group=GROUP))

@@ -1,4 +1,4 @@
-"""Functions that all dialects share: JSON, members of an object, ids, options, counters, and notes of losses.
+"""Provides functions for all dialects: JSON, members of an object, ids, options, counters, and notes of losses.
 
 Nothing here belongs to one vendor.
 """
@@ -22,7 +22,7 @@ NUMBER: Final = (int, float)
 _UPPER: Final = re.compile(r"[A-Z]")
 _MISSING: Final = object()
 MADE_ID: Final = "call_made_"
-"""Prefix of the ids that we make for calls without one; they are not written back to the same dialect."""
+"""Prefix of the ids that we make for calls without one; they are not written to the dialect that sent none."""
 
 _encode_plain: Final = msgspec.json.Encoder().encode
 _encode_sorted: Final = msgspec.json.Encoder(order="deterministic").encode
@@ -180,7 +180,7 @@ def put_back(rest: dict[str, Any], name: str, inner: dict[str, Any]) -> None:
 
 
 def ext_of(dialect: str, rest: dict[str, Any]) -> ir.Ext:
-    """Return the unread members as the extension slot of a node."""
+    """Return the unread members of an object as the `ext` of its node."""
     return {dialect: rest} if rest else {}
 
 
@@ -200,7 +200,7 @@ def without_none(members: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_content(rest: dict[str, Any], name: str, at: str, read: Callable[[Json, str], ir.Part]) -> tuple[ir.Part, ...]:
-    """Remove and read a content that is one text or a list of blocks."""
+    """Remove a member that is a text or a list of blocks; return it as blocks, each read by `read`."""
     if (text := pop(rest, name)) is not None:
         return (ir.Text(text=text, at=f"{at}/{name}"),)
     return tuple(read(block, f"{at}/{name}/{place}") for place, block in enumerate(pop(rest, name, list) or ()))
@@ -224,12 +224,12 @@ def read_part(
 
 
 class OptionsRead:
-    """The options of a request, and the pointer to each.
+    """Collects the options of a request, and the JSON pointer to each.
 
     Args:
         rest: object from which the options with the same value in the neutral form are removed.
         table: path of a member → types of its value.
-        names: path of a member → option, for options with another name than the member.
+        names: path of a member → its option, where their names differ.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ def conversation_of(
     dialect: str, rest: dict[str, Any], messages: Iterable[ir.Message], options: OptionsRead,
     read_tools: Callable[[Json, str], Iterable[ir.ToolSpec]],
 ) -> ir.Conversation:  # fmt: skip
-    """Return the conversation of a request; `rest` without its model and tools becomes the extension slot.
+    """Return the conversation of a request; `rest` without its model and tools becomes its `ext`.
 
     Args:
         read_tools: reads one element of the list of tools.
@@ -286,19 +286,19 @@ def tool_of(
 
 
 def server_tool(value: Json, at: str) -> ir.ToolSpec:
-    """Return a tool that the vendor runs, with its native definition; it is called by its name, or its kind."""
+    """Return a tool that the vendor runs, with its native definition; if it has no name, its kind becomes its name."""
     words = (value.get("name"), value.get("type"), *value) if type(value) is dict else ("unreadable",)
     return ir.ToolSpec(name=str(next(filter(None, words), "empty")), kind="server", payload=value, at=at)
 
 
 def head_of(conversation: ir.Conversation, notes: LossLedger) -> dict[str, Any]:
-    """Return a request with its model only; a request from another dialect gets one if it has none."""
+    """Return a request with only its model; if another dialect's request names no model, this is `unknown`."""
     model = conversation.model if notes.is_home else conversation.model or "unknown"
     return {} if model is None else {"model": model}
 
 
 def write_part(part: ir.Part, notes: LossLedger, write: Callable[[ir.Part, LossLedger], dict[str, Any] | None]) -> Json:
-    """Write a block with its own members; if `write` returns None, note that the target has no such block."""
+    """Write a block with its native members; if `write` returns None, note that the target has no such block."""
     if isinstance(part, ir.NativePart) and part.dialect == notes.target:
         return part.payload
     out = write(part, notes)
@@ -314,7 +314,7 @@ def write_parts(parts: Iterable[ir.Part], write: Callable[[ir.Part], Json]) -> l
 
 
 def write_content(parts: Iterable[ir.Part], write: Callable[[ir.Part], Json]) -> Json:
-    """Write a content: one text if it is a single text block without other members, else a list of blocks."""
+    """Write blocks as a `content`: a text if there is a single text block without other members, else a list."""
     made = write_parts(parts, write)
     is_bare = len(made) == 1 and type(made[0]) is dict and made[0].keys() == {"type", "text"}
     return made[0]["text"] if is_bare else made
@@ -339,7 +339,7 @@ class Calls:
 
 
 def media_url(media: ir.Media) -> str | None:
-    """Return data as a data URL, else the URL; None if there is neither."""
+    """Return the data of media as a data URL, or else their URL; None if they have neither."""
     if media.data is not None:
         return f"data:{media.media_type or 'application/octet-stream'};base64,{media.data}"
     return media.url
@@ -354,12 +354,12 @@ def read_url(url: str, field: str = "url") -> dict[str, Any]:
 MediaTable = Mapping[str, frozenset[str | None] | None]
 """The media that a vendor accepts from others: kind and source (`image/url`) → media types, or None for any type.
 
-For `…/file_id` it has the dialects whose files the vendor knows.
+For `…/file_id`, the value is not media types but the dialects whose files the vendor can open.
 """
 
 
 def takes(part: ir.Media, table: MediaTable, notes: LossLedger) -> bool:
-    """Return whether the target accepts a block of media, if it comes from another vendor."""
+    """Return True if the target accepts a block of media; always True if source and target are equal."""
     source = next((name for name in ("data", "url", "file_id", "text") if getattr(part, name) is not None), "")
     types = table.get(f"{part.kind}/{source}", frozenset())
     if notes.is_home or not source:
@@ -370,7 +370,7 @@ def takes(part: ir.Media, table: MediaTable, notes: LossLedger) -> bool:
 
 
 def read_file(data: str) -> dict[str, Any]:
-    """Return the fields of a file's data: a data URL, bare base64, or a URL that a gateway sent as data."""
+    """Return fields of `ir.Media` for a file's data: a data URL, base64, or a URL that a gateway sent as data."""
     return read_url(data, "url" if data.startswith(("http://", "https://")) else "data")
 
 
@@ -406,11 +406,11 @@ class LossLedger:
         self.is_home: bool = source == target
         self.losses: list[ir.Loss] = []
         self.named: set[str] = set()
-        """Pointers of the losses."""
+        """JSON pointers of the losses so far."""
         self.refusals: list[tuple[str, ir.Loss]] = []
 
     def own(self, out: dict[str, Any], node: ir.Node) -> dict[str, Any]:
-        """Add a node's own members to `out` if it was read from the target; members that `out` has stay."""
+        """Add a node's native members to `out` if the node was read from the target; members that `out` has stay."""
         return merged(out, node.ext[self.target]) if self.is_home and self.target in node.ext else out
 
     def note(self, kind: ir.LossKind, path: str, code: str, reason: str, value: Any = _MISSING) -> ir.Loss:
@@ -437,11 +437,11 @@ class LossLedger:
         self.note("synthesised", path, code, reason)
 
     def refuse(self, path: str, code: str, reason: str, error: str = "mapping_unsupported_capability") -> None:
-        """Note what the target cannot express without a change of meaning; `done` raises the error."""
+        """Note what the target cannot express without a change of meaning; `done` then raises the code `error`."""
         self.refusals.append((error, self.note("refused", path, code, reason)))
 
     def option_at(self, name: str) -> str:
-        """Return the pointer to an option."""
+        """Return the JSON pointer to an option in the source."""
         return self.places.get(name, f"/{name}")
 
     def lose_option(self, name: str, value: Any, reason: str | None = None) -> None:
@@ -463,8 +463,8 @@ class LossLedger:
         """Return a number within the server's limits, and note a change; keep it if source and target are equal.
 
         Args:
-            least: smallest number that the server accepts; None for any.
-            most: greatest number that the server accepts; None for any.
+            least: smallest number that the server accepts; None for no limit.
+            most: greatest number that the server accepts; None for no limit.
         """
         found = value
         if not self.is_home and least is not None and value < least:
@@ -502,7 +502,7 @@ class LossLedger:
         self.drop(part.at, code, reason or words, found)
 
     def lose_candidates(self, answer: ir.Answer) -> None:
-        """Note the answers after the first, for a dialect that has one."""
+        """Note the loss of all answers after the first, for a dialect whose responses have one answer."""
         for lost in answer.candidates[1:]:
             self.drop(lost.at, "candidates", "the target gives one answer")
 
@@ -536,7 +536,7 @@ def write_options(
 
     Args:
         members: paths of the vendor's members.
-        names: path → option, for options with another name than the member.
+        names: path of a member → its option, where their names differ.
         bounds: path → least and greatest value that the server accepts.
         known: option → values that the server accepts.
         stops_max: maximum number of stop sequences; None for any number.
@@ -573,7 +573,7 @@ table; these are the budgets that their own agents set for such levels."""
 
 
 def effort_word(budget: int, conversation: ir.Conversation, notes: LossLedger) -> str | None:
-    """Return the effort level for a thinking budget, for a target that has only levels; None if the request has one."""
+    """Return the effort level for a thinking budget (the target has no budgets); None if the request has a level."""
     if "reasoning_effort" in conversation.options:
         notes.lose_option("reasoning_budget", budget, "the target has the effort in words only")
         return None
@@ -584,7 +584,7 @@ def effort_word(budget: int, conversation: ir.Conversation, notes: LossLedger) -
 
 
 def by_address(one: ir.Citation, part: ir.Text, notes: LossLedger) -> ir.Citation | None:
-    """Return another vendor's citation as a URL with a span in the text; None, with a loss, if it has no URL."""
+    """Return another vendor's citation as a URL with a span in the text; if it has no URL, note a loss, return None."""
     if one.url is None:
         notes.drop(one.at, "citation", "only an address can be cited here")
         return None
@@ -606,18 +606,18 @@ class Counters(msgspec.Struct, frozen=True):
     table: Mapping[str, str]
     """Path of a native member → field of `ir.TokenCounts`."""
     total: str = "total_tokens"
-    """Member with the sum, which is not kept if it is correct; empty if the vendor has none."""
+    """Member with the sum of input and output, which is computed again; empty if the vendor has none."""
     needed: tuple[str, ...] = ()
-    """Fields that must be written; one that another vendor's answer does not have is written as 0."""
+    """Fields that the vendor requires; a count that another vendor's answer does not have is written as 0."""
     apart: Mapping[str, tuple[str, ...]] = {}
     """Field → fields whose tokens this vendor does not include in it."""
     also: Mapping[str, str] = {}
-    """Field → path at which some servers have it instead."""
+    """Field → path of another member, in which some servers send it."""
     beside_input: str = ""
     """Member, kept native, with input tokens that the vendor does not include in its input counter."""
 
     def read(self, value: dict[str, Any], at: str, dialect: str) -> ir.TokenCounts:
-        """Read token counters."""
+        """Read a vendor's token counters; counters that are not in `table` stay native."""
         rest = value.copy()
         fields: dict[str, Any] = {field: pop_at(rest, path, int) for path, field in self.table.items()}
         for field, path in self.also.items():
@@ -644,7 +644,11 @@ class Counters(msgspec.Struct, frozen=True):
         return found if type(found) is int else 0
 
     def native(self, usage: ir.TokenCounts, field: str, home: str) -> int | None:
-        """Return a field as this vendor counts it; `home` is the vendor's name if the usage is its own, else empty."""
+        """Return a token count as this vendor counts it; None if unknown.
+
+        Args:
+            home: name of the vendor's dialect if `usage` was read from it, else empty.
+        """
         value: int | None = getattr(usage, field)
         apart = sum(getattr(usage, part) or 0 for part in self.apart.get(field, ()))
         apart += self._beside(usage.ext.get(home, {})) if field == "input" else 0
@@ -653,7 +657,7 @@ class Counters(msgspec.Struct, frozen=True):
         return value - apart if home else max(0, value - apart)
 
     def write(self, usage: ir.TokenCounts, notes: LossLedger) -> dict[str, Any]:
-        """Write token counters."""
+        """Return the vendor's token counters; unknown counts are omitted, except those in `needed`."""
         out: dict[str, Any] = {}
         for path, field in self.table.items():
             value = self.native(usage, field, notes.target if notes.is_home else "")
@@ -662,7 +666,7 @@ class Counters(msgspec.Struct, frozen=True):
                 put_at(out, path, value)
         notes.own(out, usage)
         if self.total:
-            out.setdefault(self.total, (usage.input or 0) + (usage.output or 0))  # thinking included
+            out.setdefault(self.total, (usage.input or 0) + (usage.output or 0))  # `output` includes thinking
         return out
 
 
@@ -670,7 +674,7 @@ def answer_of(
     dialect: str, rest: dict[str, Any], candidates: tuple[ir.Candidate, ...], counters: Counters,
     usage: str = "usage", id: str = "id", model: str = "model", created: str = "",
 ) -> ir.Answer:  # fmt: skip
-    """Return the answer of a response; members that are not read become its extension slot.
+    """Return the answer of a response; members that are not read become its `ext`.
 
     Args:
         created: member with the seconds since 1970; empty if the vendor has none.

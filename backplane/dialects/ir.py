@@ -33,7 +33,7 @@ LossKind = Literal["dropped", "degraded", "synthesised", "refused"]
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The base of most values: the source of a value, and its members without a portable form."""
+    """The base of most values: has the source of a value, and its members without a portable form."""
 
     at: str = ""
     """JSON pointer to the node's source; empty for the whole document, or if backplane made the node."""
@@ -155,7 +155,7 @@ class Message(Node, frozen=True, kw_only=True, gc=False):
     role: Role
     parts: tuple[Part, ...]
     native_role: str | None = None
-    """The vendor's own name of the role."""
+    """The vendor's own name of the role; None if it was missing or not kept."""
     name: str | None = None
 
 
@@ -237,7 +237,7 @@ class Candidate(Node, frozen=True, kw_only=True, gc=False):
     """The vendor's own stop reason; it is written again while it means the same as `stop`."""
     stop_sequence: str | None = None
     stop_at: str = ""
-    """JSON pointer to the source of the reason."""
+    """JSON pointer to the source of the stop reason."""
 
 
 class Answer(Node, frozen=True, kw_only=True, gc=False):
@@ -251,9 +251,9 @@ class Answer(Node, frozen=True, kw_only=True, gc=False):
     """Time of the response in seconds since 1970; None if unknown."""
     usage: TokenCounts | None = None
     error: str | None = None
-    """The vendor's own text of an error; None without an error."""
+    """The vendor's message if the request failed; None without an error."""
     error_type: str | None = None
-    """One of `vendor.ERROR_TYPES`; None for another error."""
+    """A key of `vendor.ERROR_TYPES`; None for any other error, or without an error."""
     raw: Json = None
     """The document that was read; see `Conversation.raw`."""
 
@@ -399,7 +399,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_material(self) -> bool:
-        """False if the loss is only an addition that the target requires or that the way back makes."""
+        """False only for a value that was added because the target, or the translation back, requires it."""
         return self.kind != "synthesised" or self.code != "required"
 
 

@@ -25,12 +25,12 @@ class Endings(msgspec.Struct, frozen=True):
     stops: Mapping[str, Stop]
     """The vendor's reason → ours; an unknown one is `other`."""
     words: Mapping[Stop | None, str]
-    """Our reason → the vendor's; an unknown one must not become that of a complete answer."""
+    """Our reason → the vendor's; None and `other` must not become the reason of a complete answer."""
     unended: frozenset[str] = frozenset()
-    """The vendor's reasons of an answer that has not ended."""
+    """Words that the vendor sends as the reason while an answer has not ended."""
 
     def read(self, raw: str | None, parts: tuple[Part, ...] = (), *, calls: bool = False) -> Stop | None:
-        """Translate a vendor's reason; None if the answer has not ended. `end` after a call is `tool_use`.
+        """Return our reason for a vendor's; None if the answer has not ended. With a call, `end` becomes `tool_use`.
 
         Args:
             calls: True if the answer has a call that is not among `parts`.

@@ -1,4 +1,4 @@
-"""Shared classes for streams: they read chunks into events, collect events into an answer, and write chunks.
+"""Provides classes for all dialects that read chunks into events, collect events into an answer, and write chunks.
 
 Each stream has its own object; a vendor's file reads its chunks and gives the templates of the chunks to write.
 """
@@ -20,7 +20,7 @@ Key = tuple[int, int]
 
 
 class Incoming:
-    """A block of which pieces may still follow."""
+    """A block of a stream, until its last piece."""
 
     __slots__ = ("choice", "citations", "index", "part", "signature", "texts", "whole")
 
@@ -32,7 +32,7 @@ class Incoming:
         self.whole: ir.Part | None = None
 
     def is_repeating(self) -> bool:
-        """Return whether the arguments of a call are JSON only without their repeated pieces."""
+        """Return True if the arguments of a call become valid JSON only when repeated pieces are removed."""
         head = self.part.text or "" if isinstance(self.part, ir.ToolUse) else ""
         once = _unrepeated(self.texts)
         if len(once) == len(self.texts) or parse_json(head + "".join(self.texts)) is not None:
@@ -261,7 +261,7 @@ class BlockReader:
         return self.other(chunk) if handler is None else handler(chunk)
 
     def other(self, chunk: Json) -> list[ir.StreamEvent]:
-        """Read a chunk without a handler, perhaps of a later version: keep it as it is."""
+        """Keep a chunk without a handler, perhaps of a later version, unchanged."""
         return [ir.Kept(chunk, type(chunk) is not dict)]
 
     def worked_around(self, at: str, reason: str) -> None:
@@ -270,7 +270,7 @@ class BlockReader:
             self.ledger.degrade(at, "fallback", reason)
 
     def finish(self, *, done: bool = False) -> list[ir.StreamEvent]:
-        """Close all open blocks; the stream has ended, with or without its last event.
+        """End all open blocks and the stream, also if its last event is missing.
 
         Args:
             done: True if the stream ended with `[DONE]`, so that a choice without a stop reason is complete.
@@ -282,7 +282,7 @@ class BlockReader:
         return [*self.end_all(), *stops, ir.StreamEnded()]
 
     def _whole(self, choice: int) -> list[ir.StreamEvent]:
-        """Return the end of a choice that has no stop reason; nothing if one of its calls is cut."""
+        """Return the event that ends a choice without a stop reason; nothing if it has one, or a call that is cut."""
         parts = [block.finish() for block in self.open.values() if block.choice == choice]
         if choice in self.stopped or any(isinstance(part, ir.ToolUse) and part.is_cut for part in parts):
             return []
@@ -290,7 +290,7 @@ class BlockReader:
         return [ir.Stopped(stop="tool_use" if choice in self.calls else "end", choice=choice)]
 
     def begin(self, key: Any, part: ir.Part, choice: int = 0) -> list[ir.StreamEvent]:
-        """Begin a block."""
+        """Begin a block; `key` is the vendor's key, by which `more` and `end` find it."""
         index = self.counts.get(choice, 0)
         self.counts[choice] = index + 1
         self.open[key] = Incoming(part, index, choice)
@@ -312,7 +312,7 @@ class BlockReader:
         return ir.PartDelta(block.index, text, field, block.choice, value)
 
     def count(self, usage: Json, at: str) -> list[ir.StreamEvent]:
-        """Return the event of token counters; nothing without counters."""
+        """Return the event for the vendor's token counters; nothing if `usage` is no object."""
         if type(usage) is not dict:
             return []
         return [ir.UsageSeen(self.dialect.usage.read(usage, at, self.dialect.NAME))]
@@ -323,12 +323,12 @@ class BlockReader:
         return [] if block is None else [ir.PartStopped(block.index, part, block.choice)]
 
     def end_all(self, choice: int | None = None) -> list[ir.StreamEvent]:
-        """End the open blocks of one choice; of all choices if it is None."""
+        """End the open blocks of a choice; if `choice` is None, of all choices."""
         keys = [key for key, block in self.open.items() if choice in (None, block.choice)]
         return [event for key in keys for event in self.end(key)]
 
     def stop(self, raw: Json, at: str, sequence: str | None = None, choice: int = 0) -> list[ir.StreamEvent]:
-        """End a choice with a stop reason; a second reason is ignored."""
+        """End a choice with the vendor's stop reason `raw`; a second reason is ignored."""
         if type(raw) is not str or not raw or choice in self.stopped:
             return []
         self.stopped.add(choice)
@@ -366,7 +366,7 @@ class BlockWriter:
         self.sent: set[Key] = set()
         """Blocks with at least one written piece."""
         self.words: dict[int, str | None] = {}
-        """Choice → its stop reason in the target's spelling."""
+        """Choice → its stop reason in the target's spelling; None if it has none to write."""
         self.is_complete = False
         self._noted: set[str] = set()
         self._waiting: dict[Key, bool] = {}
@@ -440,7 +440,7 @@ class BlockWriter:
             self.ledger.synthesise("", "cut", "the stream was over before it said how; the target's end is a failure")
 
     def once(self, key: str) -> bool:
-        """Return whether this key is new; without this, a stream would report the same loss for every chunk."""
+        """Return True for the first call with this key, so that a loss is not reported again for every chunk."""
         if key in self._noted:
             return False
         self._noted.add(key)
@@ -547,7 +547,7 @@ class BlockWriter:
         return self.stop(event)
 
     def stop_word(self, candidate: ir.Candidate) -> str | None:
-        """Return the stop reason of a choice in the target's spelling."""
+        """Return the stop reason of a choice in the target's spelling; None if it has none to write."""
         candidate = refused(candidate, candidate.message.parts, self.dialect.limits, self.ledger)
         word: str | None = self.dialect.endings.write(candidate, self.ledger)
         return word
@@ -590,7 +590,7 @@ class BlockWriter:
         return []
 
     def _lose_choice(self, choice: int) -> bool:
-        """Return whether the target cannot have this choice; report the loss once."""
+        """Return True if the target cannot have this choice; report the loss once."""
         if choice == 0 or self.has_choices:
             return False
         if self.once(f"choice {choice}"):
@@ -604,7 +604,7 @@ class BlockWriter:
         return self.sum.has_ended
 
     def counted(self) -> dict[str, Any] | None:
-        """Write the counters; None if there were none."""
+        """Return the stream's token counters as the vendor writes them; None if there were none."""
         usage = self.sum.usage
         written: dict[str, Any] | None = None if usage is None else self.dialect.usage.write(usage, self.ledger)
         return written

@@ -40,19 +40,19 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     TOOL_NAMES: Mapping[str, str]
     """Tool names of the vendor's agent → neutral names."""
     CAPABILITIES: Manifest
-    """Capabilities of a model without an agent in this dialect."""
+    """Capabilities of a model that is called in this dialect without an agent."""
     DEFAULTS: Mapping[str, Json]
     """`model` and options for an order without them."""
     DONE: bool = False
     """True if a stream ends with `[DONE]`."""
     read_request: Callable[[Json], Conversation]
-    """Reads a request; raises `TranslationError` `dialect_mapping_failed` if the document is none."""
+    """Reads a request; raises `TranslationError` `dialect_mapping_failed` if the document is no request."""
     write_request: Callable[[Conversation, LossLedger], dict[str, Any]]
     read_answer: Callable[[Json], Answer]
-    """Reads a response; raises `TranslationError` `dialect_mapping_failed` if the document is none."""
+    """Reads a response; raises `TranslationError` `dialect_mapping_failed` if the document is no response."""
     write_answer: Callable[[Answer, LossLedger], dict[str, Any]]
     read_stream: Callable[[Any], BlockReader]
-    """Makes the reader of one stream's chunks."""
+    """Makes the reader of one stream's chunks; its argument is this `Dialect`."""
     write_stream: Callable[[Any, str], BlockWriter]
     """Makes the writer of one stream's chunks, for events that were read from the named dialect."""
     event_name: Callable[[Json], str | None] = no_name
@@ -60,9 +60,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     usage: Counters
     endings: Endings
     error: Mapping[str, Json] = {}
-    """Members of an error beside its message."""
+    """Members that a written error has beside its `message`."""
     error_head: Mapping[str, Json] = {}
-    """Members beside the member `error`."""
+    """Members that a written error response has beside `error`."""
     limits: ServerLimits = ServerLimits()
     """The server's documented limits that the types of its API do not express."""
     normal: Callable[[Json], Json] = same
@@ -90,9 +90,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         write: Callable[[ReadT, LossLedger], dict[str, Any]],
         ledger: LossLedger,
     ) -> Translated[Json]:
-        """Write a value that was read from this dialect: its own document with its edits, else a document in our form.
+        """Write a value that was read from this dialect: the document that was read, with the edits, or a new document.
 
-        The form of the rest stays unless the edited document would then say something else.
+        The unedited members stay as they were read, unless the document would then have another meaning.
         """
         raw = value.raw
         if raw is None:
@@ -102,7 +102,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             return Translated(raw)
         first = LossLedger(self.NAME, self.NAME, is_answer=ledger.is_answer, places=ledger.places)
         unedited, written = write(before, first), write(value, ledger)
-        ledger.losses = [loss for loss in ledger.losses if loss not in first.losses]  # The document lost nothing.
+        ledger.losses = [loss for loss in ledger.losses if loss not in first.losses]  # The document still has these.
         doubts: list[Json] = []
         edited = patched(raw, unedited, written, doubts, self.spell)
         if not doubts or write(read(edited), first) == written:
@@ -123,7 +123,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(conversation, tools=tuple(tool for tool, _ in done))
 
     def response_to_ir(self, response: Json) -> Translated[Answer]:
-        """Read a response. Raises `TranslationError` `dialect_mapping_failed` if the document is none."""
+        """Read a response. Raises `TranslationError` `dialect_mapping_failed` if the document is no response."""
         return self._read(self.read_answer(response), response)
 
     def _read(self, read: ReadT, raw: Json) -> Translated[ReadT]:
@@ -145,7 +145,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return Translated(self._write_answer(runnable(answer, self.limits, ledger), ledger), ledger.done())
 
     def _write_answer(self, answer: Answer, ledger: LossLedger) -> dict[str, Any]:
-        """Write a response, or the vendor's error object if the answer failed before it said anything."""
+        """Write a response, or the vendor's error object if the answer failed without any content."""
         said = answer.candidates if ledger.is_home else [one for one in answer.candidates if one.message.parts]
         if answer.error is None or said:
             return self.write_answer(answer, ledger)
@@ -222,9 +222,10 @@ def type_name(chunk: Json) -> str | None:
 def outside(
     messages: tuple[Message, ...], ledger: LossLedger, stays: Callable[[Message], bool]
 ) -> tuple[Message | None, list[Message]]:
-    """Separate system text from the messages, for vendors that have it outside; join messages after results to them.
+    """Separate system text from the messages, for vendors that have a member of its own for it.
 
-    Several system messages become one; members of another vendor beside their text are lost.
+    Several system messages become one; members of another vendor beside their text are lost. In messages from another
+    dialect, a user's message that follows results is joined to them.
 
     Args:
         stays: returns True for a system message that stays among the messages, as in its own dialect.
