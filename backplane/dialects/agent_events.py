@@ -21,7 +21,7 @@ EPOCH: Final = "1970-01-01T00:00:00Z"
 
 
 class State:
-    """The state of the translation of one stream to agent events.
+    """Has the reader of one stream and the answer so far, to translate the stream to agent events.
 
     Args:
         now: time of the events; may be changed before each chunk.
@@ -34,7 +34,7 @@ class State:
 
 
 def end_events(state: State) -> list[AgentEvent]:
-    """Return the events of the stream's end; open blocks end, too."""
+    """Return the agent events of the stream's end, also for blocks that are still open."""
     return say(state.reader.finish(), state)
 
 

@@ -1,4 +1,4 @@
-"""Augment's wire format: reads its requests into the ir, and writes any dialect's stream as its NDJSON chunks.
+"""Translates Augment's wire format: its requests into the ir, and any dialect's stream into its NDJSON chunks.
 
 It is not in `DIALECTS`: requests, which an editor sends, are only read, and streams are only written. Nodes without a
 counterpart in the ir become labelled text, and are reported as losses. The facts are from the public extension, read
@@ -74,7 +74,7 @@ CODE: Final = {
     "Selected code:": ("selected_code", "selected_text", "selected_code_snippet"),
     "Code after the selection:": ("suffix",), "Diff:": ("diff",),
 }  # fmt: skip
-"""The heading before code → names of its member."""
+"""Heading before a piece of code → names that the member with this code can have."""
 
 NOTHING: Final[tuple[Json, ...]] = (None, "", [], {})
 """Values that count as a missing member: editors send them for members that they do not use."""
@@ -92,7 +92,7 @@ def is_said(text: str) -> bool:
 
 
 def named(value: dict[str, Any]) -> dict[str, Any]:
-    """Return an object with its names in snake_case; of two names for one, the first counts unless both are equal."""
+    """Return an object with its names in snake_case; a name stays if the new one is taken by another value."""
     out: dict[str, Any] = {}
     for name, inner in value.items():
         spelled = snake(name)
@@ -101,7 +101,7 @@ def named(value: dict[str, Any]) -> dict[str, Any]:
 
 
 class Read:
-    """A request while it is read: its losses, and pointers to all that was read, so that the rest can be named."""
+    """Collects the losses of one request, and JSON pointers to the values that were read; the rest is lost."""
 
     def __init__(self, request: Json) -> None:
         self.request = request
@@ -130,13 +130,13 @@ class Read:
 
 
 class Node:
-    """An object of a request, in snake_case or camelCase; what is taken of it counts as read.
+    """An object of a request, in snake_case or camelCase; a member that is taken from it counts as read.
 
     Args:
-        at: JSON pointer to it, in snake_case.
+        at: JSON pointer to the object, in snake_case.
 
     Raises:
-        TranslationError: `dialect_mapping_failed`, it is no object.
+        TranslationError: `dialect_mapping_failed`, the value is no object.
     """
 
     def __init__(self, value: Json, at: str, read: Read) -> None:
@@ -390,7 +390,7 @@ def to_ir(request: Json, system: str = "") -> ir.Translated[ir.Conversation]:
     tools = tuple(map(_read_tool, root.listed("tool_definitions")))
     # Without this flag the editor cannot run several calls at once.
     flags = root.body("feature_detection_flags") or Node({}, "/feature_detection_flags", read)
-    flags.take(bool, "support_tool_use_start")  # read by `reply_of`
+    flags.take(bool, "support_tool_use_start")  # no loss: `reply_of` uses it
     is_parallel = flags.take(bool, "support_parallel_tool_use") or not tools
     conversation = ir.Conversation(
         dialect=NAME, messages=(*head, *messages), model=root.text("model") or None, tools=tools,
@@ -454,7 +454,7 @@ def _read_rules(root: Node) -> str:
 
 def _read_tool(tool: Node) -> ir.ToolSpec:
     for name in ("mcp_server_name", "mcp_tool_name"):
-        tool.text(name)  # read by `reply_of`, for the calls of the answer
+        tool.text(name)  # no loss: `reply_of` uses it for the calls of the answer
     schema, written = tool.take(dict, "input_schema"), tool.text("input_schema_json")
     if schema is None and written:
         read = parse_json(written)
@@ -470,7 +470,7 @@ def _read_tool(tool: Node) -> ir.ToolSpec:
 
 
 def reply_of(request: Json) -> Reply:
-    """Return a request's wishes about its answer, which a `ChunkStream` needs.
+    """Return the settings of a request for its answer, which a `ChunkStream` needs.
 
     Raises:
         TranslationError: `dialect_mapping_failed`, the request is no object.
@@ -533,7 +533,7 @@ USAGE: Final = {
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The wishes of a request about its answer."""
+    """The settings of a request for its answer."""
 
     tool_use_start: bool = False
     """True to announce each call before the call itself."""
@@ -546,7 +546,7 @@ class ChunkWriter(BlockWriter):
 
     Args:
         source: dialect from which the events were read.
-        reply: wishes of the request, from `reply_of`.
+        reply: settings of the request, from `reply_of`.
     """
 
     has_refusals = False
@@ -560,7 +560,7 @@ class ChunkWriter(BlockWriter):
         self.reason: ir.Candidate | None = None
 
     def _chunk(self, text: str = "", kind: int | None = None, **body: Any) -> list[Json]:
-        """Write a chunk, with a node if it has a kind."""
+        """Return a chunk with this text; if `kind` is set, also with a node of this type and the members `body`."""
         nodes = {}
         if kind is not None:
             self.node_id += 1
@@ -606,7 +606,7 @@ class ChunkWriter(BlockWriter):
         return [chunk for kind in kinds for chunk in self._chunk("", kind, tool_use=dict(call))]
 
     def stop_word(self, candidate: ir.Candidate) -> str | None:
-        self.reason = candidate  # the stop reason depends on what is known at the end
+        self.reason = candidate  # `_stop_reason` also needs the calls and failures until the end
         return None
 
     def fail(self, event: ir.StreamFailed) -> list[Json]:
@@ -647,7 +647,7 @@ class ChunkStream(StreamTranslation):
 
     Args:
         source: dialect of the chunks to translate.
-        reply: wishes of the request, from `reply_of`.
+        reply: settings of the request, from `reply_of`.
 
     Raises:
         TranslationError: `dialect_unknown`.

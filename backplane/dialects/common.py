@@ -141,7 +141,7 @@ def pop_at(rest: dict[str, Any], path: str, *kinds: type[Any]) -> Any:
 
 
 def put_at(out: dict[str, Any], path: str, value: Any) -> None:
-    """Set a member by a path of names."""
+    """Set a member by a path of names; missing objects on the path are made."""
     head, _, tail = path.partition("/")
     if tail:
         put_at(out.setdefault(head, {}), tail, value)
@@ -185,7 +185,7 @@ def ext_of(dialect: str, rest: dict[str, Any]) -> ir.Ext:
 
 
 def merged(out: dict[str, Any], rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Add members to `out`, also inside of objects; members that `out` has already stay."""
+    """Add members to `out` and to the objects in it, except those that it already has; return `out`."""
     for name, value in rest.items():
         if type(value) is dict and type(out.get(name)) is dict:
             merged(out[name], value)
@@ -387,7 +387,7 @@ def take_cache(rest: dict[str, Any], name: str = "cache_control") -> dict[str, A
 
 
 class LossLedger:
-    """Collects the losses of reading or writing one document.
+    """Collects the losses while one document is read or written.
 
     Args:
         source: dialect of the document that the pointers point into.
@@ -422,7 +422,7 @@ class LossLedger:
         return loss
 
     def add(self, losses: Iterable[ir.Loss]) -> None:
-        """Add losses of another ledger."""
+        """Add losses to the ledger."""
         for loss in losses:
             self.losses.append(loss)
             self.named.add(loss.path)
@@ -559,7 +559,7 @@ def write_options(
             value = value[:stops_max]
         else:
             value = notes.bounded(name, value, *bounds.get(member, ()))
-        # A stop sequence that was a text without a list is a tuple.
+        # A tuple marks a stop sequence that the source wrote as a text, without a list.
         is_bare = type(value) is tuple and notes.is_home
         put_at(out, member, (value[0] if is_bare else list(value)) if name == "stop" else value)
     return out

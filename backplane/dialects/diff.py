@@ -132,12 +132,14 @@ def _name(value: Json) -> Any:
 
 
 def patched(raw: Json, before: Json, after: Json, doubts: list[Json], spell: Callable[[str], str] = str) -> Json:
-    """Return `raw` with an edit; `before` and `after` are what a writer makes of it without and with the edit.
+    """Return the document `raw` with an edit: the difference between `before` and `after`.
 
-    What the edit does not change stays as it is in `raw`, also if the writer spells it in another way.
+    Values that the edit does not change stay as they are in `raw`, also if the writer spells them in another way.
 
     Args:
-        doubts: gets the edited values that the writer spells otherwise than `raw`, so that both may now say them.
+        before: document that the writer makes of `raw` without the edit.
+        after: document that the writer makes of `raw` with the edit.
+        doubts: gets each edited value of `raw` that the writer spells in another way; the document may then have both.
         spell: returns the writer's spelling of a member's name.
     """
     if before == after:

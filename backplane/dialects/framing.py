@@ -45,7 +45,7 @@ class _Framing:
         self.done = False
         """True after the stream's own end mark."""
         self._begun = bytearray()
-        """The incomplete line or element; 64 MiB may arrive in a million pieces."""
+        """The incomplete line or element; a `bytearray`, because 64 MiB may arrive in a million pieces."""
 
     def _decoded(self, data: bytes) -> list[Json]:
         try:
@@ -229,7 +229,7 @@ class Detecting:
             head = self._head.lstrip(b"\xef\xbb\xbf \r\n\t")
             self._head = b""
             if not head:
-                return []  # A server may send any number of blanks.
+                return []  # Blanks are not kept, as a server may send any number of them.
             data = head
             self.inner = JsonArray() if head[:1] in (b"[", b"{") else Sse(is_named=self._is_named)
         return self.inner.feed(data)

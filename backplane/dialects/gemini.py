@@ -503,7 +503,7 @@ def _write_options(conversation: ir.Conversation, out: dict[str, Any], notes: Lo
 
 
 def _effort(left: dict[str, Any], notes: LossLedger) -> str | None:
-    """Remove the effort; return its level if the request is the vendor's own, else None, and set a budget for it."""
+    """Remove the effort from `left`; return its level if it is the vendor's own, else None, with a budget in `left`."""
     effort = left.pop("reasoning_effort", None)
     words = {word: level for level, word in LEVELS.items()}
     if effort is None or (notes.is_home and effort in words):
@@ -639,7 +639,7 @@ def _said(holder: dict[str, Any], name: str) -> Json:
 
 
 class _Seen:
-    """The text so far of one kind of block, to find chunks that repeat it."""
+    """Keeps the text so far of one kind of block, to find chunks that repeat it."""
 
     def __init__(self) -> None:
         self.begin = ""

@@ -171,7 +171,7 @@ class Talk:
                 self.user("\n\n".join(words), images)
 
     def drop(self, what: str, count: int = 1) -> None:
-        """Count omitted messages or blocks."""
+        """Count messages or blocks that were omitted; `what` is their name in the report."""
         if count:
             self._dropped[what] += count
 
@@ -181,7 +181,7 @@ class Talk:
         return len(self._made)
 
     def cut(self, mark: int, what: str) -> None:
-        """Remove the messages after a mark."""
+        """Remove the messages after a mark, and count them as omitted under the name `what`."""
         self._flush()
         if len(self._made) > mark:
             self.drop(what, len(self._made) - mark)

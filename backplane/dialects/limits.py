@@ -49,11 +49,11 @@ class Spelling(msgspec.Struct, frozen=True):
     """The letters and the length that a server accepts in an id or a name."""
 
     letters: str = r"[^\n]"
-    """Regular expression for one letter; every server accepts a to x."""
+    """Regular expression for one letter; it must accept a to x, of which digests are made."""
     most: int = 0
     """Maximum number of letters; 0 for any number."""
     first: str = ""
-    """Regular expression for the first letter if fewer are accepted there; empty if not."""
+    """Regular expression for the first letter, if it must be one of fewer; empty for no such rule."""
 
     def fit(self, word: str) -> str:
         """Return a name that the server accepts; a changed one gets a digest, so that no two become equal."""
@@ -112,7 +112,7 @@ def check_meaning(conversation: Conversation, ledger: LossLedger) -> None:
                 ledger.refuse(part.at, "call_missing", f"the call {part.id} is not in the conversation", "ir_invalid")
             elif isinstance(part, NativePart) and part.is_bound:
                 ledger.refuse(part.at, "part_bound", f"{part.label} points to state that {ledger.source} keeps")
-    own = entries.get("tool_choice")  # A choice that only its own dialect can write.
+    own = entries.get("tool_choice")  # A choice without a neutral form is still in `ext`.
     names = {conversation.options.get("tool_choice", {}).get("name")}
     names |= {own.get("name"), own.get("type")} if isinstance(own, dict) else set()
     for tool in conversation.tools:
@@ -180,7 +180,7 @@ FREE_TEXT: Final[dict[str, Any]] = {
 
 
 def as_function(tool: ToolSpec) -> ToolSpec:
-    """Return the function for a free-text tool; its grammar becomes a part of the description."""
+    """Convert a free-text tool to a function with one member `input`; its grammar moves into the description."""
     words = [tool.description or ""]
     for members in tool.ext.values():
         grammar = members.get("format")
@@ -206,7 +206,7 @@ def _callable(tools: tuple[ToolSpec, ...], limits: ServerLimits, ledger: LossLed
 
 
 WORDLESS: Final = "(nothing)"
-"""Text of a request without any text, which the server would refuse."""
+"""Text that is written into a request without any text, because the server would refuse it."""
 CUT_CALL: Final = "a call whose arguments were cut would be run as a whole one here"
 
 
@@ -238,7 +238,7 @@ def refused(one: Candidate, parts: tuple[Part, ...], limits: ServerLimits, ledge
 
 
 def _with_tools(conversation: Conversation, ledger: LossLedger) -> dict[str, Any]:
-    """Return the options; without those about tools if the target accepts none of the tools."""
+    """Return the request's options; without those in `NEED_TOOLS` if the target accepts none of the tools."""
     kinds = {tool.name: tool.kind for tool in conversation.tools}
     options = conversation.options
     if any(kind != "server" for kind in kinds.values()) or not options.keys() & NEED_TOOLS:

@@ -94,7 +94,7 @@ def accepted_tool(tool: ToolSpec, dialect: str, source: str, at: str) -> tuple[T
 
 
 def every_schema(schema: Schema, change: Callable[[Schema], Schema]) -> Rewritten:
-    """Change every schema in a schema, from the top down."""
+    """Apply `change` to a schema and to each schema inside it, from the top down."""
     places: list[str] = []
 
     def schema_at(node: Any, at: str, depth: int) -> Any:
@@ -416,7 +416,7 @@ RULES: Final[dict[str, tuple[SchemaRule, ...]]] = {
     "kimi": (
         SchemaRule(_definitions, "definitions stand in $defs here", MFJS, "required"),
         SchemaRule(_no_reference, NO_REFERENCE, MFJS),
-        SchemaRule(_definitions, "definitions stand in $defs here", MFJS, "required"),  # those of a replaced one
+        SchemaRule(_definitions, "definitions stand in $defs here", MFJS, "required"),  # of the replacement
         SchemaRule(_no_choices, NO_CHOICES, MFJS),
         SchemaRule(_object_type, NO_TYPE, MFJS, "required"),
         SchemaRule(_bare_references(), NO_MEMBERS, MFJS),

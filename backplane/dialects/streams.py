@@ -386,7 +386,7 @@ class BlockWriter:
         return []
 
     def begin(self, key: Key, part: ir.Part) -> list[Json] | None:
-        """Begin a block; None if the target has no pieces for it, only the whole block."""
+        """Return the chunks that begin a block; None if the target has it only as a whole, without pieces."""
         return None
 
     def piece(self, key: Key, text: str, part: ir.Part) -> list[Json]:
@@ -394,7 +394,7 @@ class BlockWriter:
         return []
 
     def close(self, key: Key, part: ir.Part) -> list[Json]:
-        """End an open block."""
+        """Return the chunks that end an open block."""
         return []
 
     def whole(self, key: Key, part: ir.Part) -> list[Json] | None:
