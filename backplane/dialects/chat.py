@@ -190,7 +190,7 @@ def own(out: dict[str, Any], node: ir.Node, notes: LossLedger) -> dict[str, Any]
 
 
 def read_block(value: Json, at: str, flavour: Flavour) -> ir.Part:
-    """Read a block of a content list."""
+    """Read one block of a `content` list; a block of an unknown kind stays native."""
     return read_part(flavour.name, value, at, _read_block)
 
 
@@ -737,7 +737,7 @@ class _Choice:
         """Index of a block → its call, if it grew since the last check; to check all would take quadratic time."""
         self.last_call = 0
         self.newest: _Call | None = None
-        """The latest call, which may not have begun yet."""
+        """The latest call, whose block may not have begun yet; None before the first."""
         self.audio: dict[str, Any] = {}
 
 

@@ -114,7 +114,7 @@ SAME: Final[dict[str, tuple[type[Any], ...]]] = {
     "max_tokens": (int,), "temperature": NUMBER, "top_p": NUMBER, "top_k": (int,), "stop_sequences": (list,),
     "stream": (bool,), "service_tier": (str,), "metadata/user_id": (str,), "output_config/effort": (str,),
 }  # fmt: skip
-"""Path of an option with the same value in the neutral form → types of the value."""
+"""Path of a member whose value is the same in the neutral form → types of the value."""
 NAMES: Final = {
     "stop_sequences": "stop", "metadata/user_id": "user", "output_config/effort": "reasoning_effort",
 }  # fmt: skip

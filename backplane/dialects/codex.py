@@ -132,7 +132,7 @@ SAME: Final[dict[str, tuple[type[Any], ...]]] = {
     "parallel_tool_calls": (bool,), "user": (str,), "metadata": (dict,), "service_tier": (str,),
     "reasoning/effort": (str,), "text/verbosity": (str,),
 }  # fmt: skip
-"""Path of an option with the same value in the neutral form → types of the value."""
+"""Path of a member whose value is the same in the neutral form → types of the value."""
 BOUNDS: Final[dict[str, tuple[Any, Any]]] = {
     "max_output_tokens": (16, None), "temperature": (0, 2), "top_logprobs": (0, 20),
 }  # fmt: skip
@@ -148,7 +148,7 @@ KNOWN: Final = {**CHAT_KNOWN, "service_tier": frozenset({"auto", "default", "fle
 
 
 def read_block(value: Json, at: str) -> ir.Part:
-    """Read a block of a content list."""
+    """Read one block of a `content` list; a block of an unknown kind stays native."""
     return read_part(NAME, value, at, _read_block)
 
 

@@ -523,7 +523,7 @@ CODES: Final[dict[type[Any], tuple[str, str]]] = {
 
 
 def item_of(at: str) -> str:
-    """Return the pointer to the item that contains a block."""
+    """Return the JSON pointer to the item that contains the block at this pointer."""
     return at.rpartition("/content")[0] or at
 
 

@@ -1,4 +1,4 @@
-"""GitHub Copilot: Chat Completions, with the protocol of its extensions (docs.github.com, read November 2026).
+"""Reads and writes Copilot's Chat Completions, with the protocol of its extensions (docs.github.com, read 2026-11).
 
 `chat` has what the family shares; this file has what only Copilot has: references and confirmations on messages, and
 named events in streams.
@@ -43,7 +43,7 @@ FLAVOUR: Final = Flavour(
 
 
 class StreamReader(chat.StreamReader):
-    """Reads the named events beside the family's chunks."""
+    """Reads the family's chunks, and the named events that Copilot's extensions add to them."""
 
     def read(self, chunk: Json) -> list[StreamEvent]:
         """Read one chunk or one named event; an extension's errors are notes for the user and do not end the answer."""

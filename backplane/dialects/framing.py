@@ -43,7 +43,7 @@ class _Framing:
     def __init__(self) -> None:
         self.skipped = 0
         self.done = False
-        """True after the stream's own end mark."""
+        """True after the end mark; `JsonArray` also sets it for framings without one."""
         self._begun = bytearray()
         """The incomplete line or element; a `bytearray`, because 64 MiB may arrive in a million pieces."""
 

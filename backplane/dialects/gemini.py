@@ -110,7 +110,7 @@ SAME: Final[dict[str, tuple[type[Any], ...]]] = {
         "thinkingConfig/includeThoughts": (bool,),
     }.items()
 }  # fmt: skip
-"""Path of an option with the same value in the neutral form → types of the value."""
+"""Path of a member whose value is the same in the neutral form → types of the value."""
 OPTIONS: Final = {
     f"generationConfig/{path}": name for path, name in {
         "maxOutputTokens": "max_tokens", "temperature": "temperature", "topP": "top_p", "topK": "top_k", "seed": "seed",
@@ -671,7 +671,7 @@ class _Candidate:
         self.number = number
         self.seen: dict[type[ir.Part], _Seen] = {}
         self.call: ir.ToolUse | None = None
-        """The open call, whose arguments come in pieces."""
+        """The open call, whose arguments come in pieces; None if no call is open."""
         self.args: dict[str, Any] = {}
         self.ids: set[str] = set()
         self.said_calls: set[tuple[str, str, int]] = set()

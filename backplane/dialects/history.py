@@ -235,5 +235,5 @@ def unknown(kind: object) -> str:
 
 
 def text_or_none(value: object) -> str | None:
-    """Return a text member; None for a value of another type."""
+    """Return a value if it is a text, else None."""
     return value if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""Changes conversations to fit limits of servers that the neutral types do not express.
+"""Changes conversations to fit the limits of servers, as far as the neutral types do not express them.
 
 Names and ids are mapped injectively and without stored state: a name has the same spelling in every turn.
 """

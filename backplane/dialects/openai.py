@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions, as its reference describes it (platform.openai.com, read November 2026).
+"""Reads and writes OpenAI's Chat Completions, as its reference describes it (platform.openai.com, read November 2026).
 
 `chat` has what the family shares; this file has what only OpenAI has.
 """

@@ -167,7 +167,7 @@ class Accumulator:
         )
 
     def candidate(self, choice: int, place: int = 0) -> ir.Candidate:
-        """Return the answer of one choice so far."""
+        """Return the answer of one choice so far; `place` is its index among the candidates."""
         keys = sorted(key for key in self.blocks if key[0] == choice)
         parts = tuple(self.blocks[key].finish() for key in keys)
         message = ir.Message(
@@ -265,7 +265,7 @@ class BlockReader:
         return [ir.Kept(chunk, type(chunk) is not dict)]
 
     def worked_around(self, at: str, reason: str) -> None:
-        """Note a gateway's fault that the reader corrected; the caller adds the target."""
+        """Note a gateway's fault that the reader corrected, at most `FAULTS_MAX` times; the caller adds the target."""
         if len(self.losses) < FAULTS_MAX:
             self.ledger.degrade(at, "fallback", reason)
 
