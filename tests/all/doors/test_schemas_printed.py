@@ -16,6 +16,9 @@ from backplane.cli import COMMANDS
 from backplane.cli.command import Parser, load
 from backplane.schemas import build
 from backplane.schemas.build import load_schema
+from backplane.testing import ModelServer, Turn
+from tests.gateway.ground import backend, gateway
+from tests.gateway.test_gateway import CHAT, said
 from tests.in_process import in_process
 from tests.queues import needs_queue
 
@@ -35,8 +38,8 @@ PRINTED: dict[str, list[tuple[str, ...]]] = {
     ],
     "cost": [("cost", "--json")],
     "compare": [("compare", "true", "-b", "shell", "-b", "mock", "--check", "true", "--json")],
-    "runs": [("runs", "--json")],
-    "show": [("show", "RUN", "--json")],
+    "runs": [("runs", "--json"), ("runs", "--gateway", "--json")],
+    "show": [("show", "RUN", "--json"), ("show", "EXCHANGE", "--json")],
     "why": [("why", "RUN", "--json")],
     "policy test": [("policy", "test", "strict", "RUN", "--json")],
     "queue list": [("queue", "list", "--json")],
@@ -55,7 +58,7 @@ PRINTED: dict[str, list[tuple[str, ...]]] = {
 }
 """Calls of every command that has `--json`, which print each of its shapes.
 
-RUN is a run with a checkpoint, ORDER an order that waits in a queue.
+RUN is a run with a checkpoint, EXCHANGE an exchange of the gateway, ORDER an order that waits in a queue.
 """
 
 AGENT = "#!/bin/sh\nexit 3\n"
@@ -98,6 +101,10 @@ def work(tmp_path_factory: pytest.TempPathFactory, user_settings: Path) -> Work:
     (line,), _ = printed(work, "runs", "--json")
     named["RUN"] = str(json.loads(line)["run_id"])
     printed(work, "chat", "--backend", "shell", stdin=b"echo hello\n")
+    home = Path(environ["BACKPLANE_HOME"])
+    with ModelServer(Turn(text="hi")) as server, gateway({"a": backend(server, CHAT)}, {"m": "a"}, home) as gate:
+        assert said(gate)[0] == 200
+        named["EXCHANGE"] = gate.ends[-1].id
     if importlib.util.find_spec("dbos") is not None:
         ((order_id,), _) = printed(work, "queue", "submit", "task", "--backend", "mock")
         named["ORDER"] = order_id.decode()
