@@ -213,7 +213,7 @@ def read_node(node: Node) -> ir.Part | None:
 
 
 def read_image(body: Node, at: str) -> ir.Part:
-    """Read an image; if it has no format, its first characters decide."""
+    """Read an image; without a format, the first characters of its data give the media type."""
     data = body.text("image_data")
     media_type = IMAGE_TYPES.get(body.number("format") or 0)
     if media_type is None:

@@ -65,7 +65,7 @@ def read_arguments(text: str) -> Json:
 
 
 def arguments_text(call: ir.ToolUse) -> str:
-    """Return the arguments as text: the vendor's own text if it still has the same value."""
+    """Return a call's arguments as text: the vendor's own text if it still decodes to `input`."""
     if call.text is not None and read_arguments(call.text) == call.input:
         return call.text
     return call.input if isinstance(call.input, str) else json_text(call.input)
@@ -73,7 +73,7 @@ def arguments_text(call: ir.ToolUse) -> str:
 
 @cache
 def snake(name: str) -> str:
-    """Spell a member's name in snake_case."""
+    """Return a member's name in snake_case."""
     return _UPPER.sub(lambda match: "_" + match[0].lower(), name)
 
 

@@ -95,7 +95,7 @@ def _in_lists(before: list[Any], after: list[Any], at: str, exact: bool) -> Iter
 
 
 def _aligned(before: list[Any], after: list[Any]) -> tuple[dict[int, int], dict[int, int]]:
-    """Match the elements of two lists; return index → index of equal ones, and of changed ones."""
+    """Match the elements of two lists; return index in `before` → index in `after`, for equal and for changed ones."""
     mine, theirs = ([encode(value, in_order=True) for value in side] for side in (before, after))
     equal = _matched(mine, theirs)
     found = {*equal.values()}
@@ -112,7 +112,7 @@ def _aligned(before: list[Any], after: list[Any]) -> tuple[dict[int, int], dict[
 
 
 def _matched(mine: list[Any], theirs: list[Any]) -> dict[int, int]:
-    """Return index → index of equal keys, each used once; None matches nothing."""
+    """Return index in `mine` → index of the equal key in `theirs`, each used once; None matches nothing."""
     waiting: dict[Any, list[int]] = {}
     for place in reversed(range(len(theirs))):
         if theirs[place] is not None:

@@ -1,7 +1,7 @@
 """Reads and writes Moonshot's Kimi dialect, as its reference describes it (platform.moonshot.ai, read November 2026).
 
 `chat` has what the family shares; this file has what only Kimi has. The members `refs`, `use_search` and `search_plus`
-and the model `k1` are used by its web client and by gateways for that.
+and the model `k1` are used by its web client and by gateways to that client.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Spelling(msgspec.Struct, frozen=True):
     """The letters and the length that a server accepts in an id or a name."""
 
     letters: str = r"[^\n]"
-    """Regular expression for one letter; it must accept a to x, of which digests are made."""
+    """Regular expression for one letter; it must accept a to p, of which digests are made, and x, a substitute."""
     most: int = 0
     """Maximum number of letters; 0 for any number."""
     first: str = ""

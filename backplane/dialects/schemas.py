@@ -31,7 +31,7 @@ INNER: Final = (
     "items", "anyOf", "oneOf", "allOf", "prefixItems", "not", "additionalProperties", "contains", "propertyNames",
     "if", "then", "else",
 )  # fmt: skip
-"""Members that are a schema or a list of schemas."""
+"""Members of a schema whose value is a schema or a list of schemas."""
 COMBINED: Final = ("allOf", "anyOf", "oneOf")
 
 

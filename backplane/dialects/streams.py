@@ -248,7 +248,7 @@ class BlockReader:
         self.ledger = LossLedger(dialect.NAME, "")
         self.losses = self.ledger.losses
         self.open: dict[Any, Incoming] = {}
-        """The vendor's key → open block, in the order of their beginnings."""
+        """The vendor's key → open block, in the order in which the blocks began."""
         self.counts: dict[int, int] = {}
         """Choice → number of blocks that have begun."""
         self.calls: set[int] = set()
