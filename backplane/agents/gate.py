@@ -60,7 +60,7 @@ class Gate:
     """Decides about the calls of one run.
 
     Args:
-        verdicts: takes each verdict by its call's id; it is removed when the call has ended.
+        verdicts: a dict in which each verdict is kept under its call's id until the call has ended.
         is_closed: True once a limit of the run is reached; then no request gets an answer, so that no call runs.
     """
 

@@ -204,7 +204,7 @@ class Agent(BaseAgent):
         super().__init__(session, Account(session.run.now, toolbox.tree.root))
         self.model, self.toolbox, self.servers, self.task = model, toolbox, servers, task
         self._most: dict[str, int | None] = {"usd_micros": 0 if task.spec.price is not None else None, "tokens": 0}
-        """Highest possible cost of the calls so far; a call of unknown cost counts with its highest."""
+        """Most that the calls so far can have cost, in dollars and tokens; None if the model has no price."""
         self._run = session.run
         model.keeps_limit = task.reserved
         tools = (*SPECS, *servers.specs)

@@ -349,7 +349,7 @@ def _of_type(choice: Any, said: Any) -> Any:
 
 
 def _alternatives(node: Schema, kinds: list[Schema]) -> Schema:
-    """Return alternatives of these types, each with the schema's other members."""
+    """Return alternatives of these types; each but `null` has the schema's other members."""
     above: Schema = {name: node[name] for name in ("description", "default", "$defs") if name in node}
     rest = {name: value for name, value in node.items() if name not in above and name != "type"}
     if len(kinds) == 1:
@@ -416,7 +416,7 @@ RULES: Final[dict[str, tuple[SchemaRule, ...]]] = {
     "kimi": (
         SchemaRule(_definitions, "definitions stand in $defs here", MFJS, "required"),
         SchemaRule(_no_reference, NO_REFERENCE, MFJS),
-        SchemaRule(_definitions, "definitions stand in $defs here", MFJS, "required"),  # of the replacement
+        SchemaRule(_definitions, "definitions stand in $defs here", MFJS, "required"),  # The step above adds some.
         SchemaRule(_no_choices, NO_CHOICES, MFJS),
         SchemaRule(_object_type, NO_TYPE, MFJS, "required"),
         SchemaRule(_bare_references(), NO_MEMBERS, MFJS),

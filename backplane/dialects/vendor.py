@@ -215,7 +215,7 @@ def read_error(document: dict[str, Any], rest: dict[str, Any], reply: str, name:
 
 
 def type_name(chunk: Json) -> str | None:
-    """Return the event name of a chunk: its type."""
+    """Return the event name of a chunk, which is its type; `error` for a chunk without a type."""
     return str(chunk.get("type", "error"))
 
 

@@ -232,8 +232,8 @@ class Provider:
         """Continue a conversation that a vendor's own program has kept; the store stays as it is.
 
         Args:
-            vendor: of `stores.STORES`.
-            name: `last`, the beginning of its id there, or the path of its file.
+            vendor: a vendor's name in `stores.STORES`.
+            name: `last`, the beginning of the conversation's id, or the path of its file.
 
         Raises:
             BackplaneError: as `create_session`.

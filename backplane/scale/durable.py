@@ -295,7 +295,7 @@ class DurableEngine:
         return {label: (len(each), max(now_ms - min(each), 0)) for label, each in since_ms.items()}
 
     def rows(self, states: Sequence[State] | None = None, **which: Any) -> Sequence[Any]:
-        """Return the engine's rows of orders in these states, without their texts unless these are asked for."""
+        """Return the engine's rows of orders in these states (None: in all), without their texts unless asked for."""
         wanted = None if states is None else [name for name, state in _STATES.items() if state in states]
         which = {"load_input": False, "load_output": False, **which}
         return self.client.list_workflows(name=WORKFLOW, status=wanted, **which)

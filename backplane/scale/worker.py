@@ -140,7 +140,7 @@ class _Worker:
 
         DBOS.workflow(name=WORKFLOW, max_recovery_attempts=None)(order)
         DBOS.listen_queues([self._queue])
-        # Before the launch, or its threads find the queue a second later.
+        # This must precede the launch; otherwise the engine's threads find the queue a second later.
         queue = self._engine.client.register_queue(
             self._queue, polling_interval_sec=self._engine.poll_s, on_conflict="never_update"
         )

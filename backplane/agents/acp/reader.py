@@ -347,7 +347,7 @@ class EventReader(BaseReader):
         events, spoke = self.recorded(), self.spoke
         events += self._message()
         self.spoke = spoke  # False if a result came after this text.
-        if self.goes_on:  # A turn that was cut off after its calls counts as one.
+        if self.goes_on:  # A turn that was cut off after its calls counts as a whole turn.
             self.goes_on = False
             events.append(self._make.turn("tool_use"))
         return [*events, *self.calls.close()]
