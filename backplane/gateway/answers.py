@@ -99,10 +99,6 @@ class Passing:
         shown = self._shown(self._meter.finish())
         return [*shown, framing.done_bytes()] if self._hides_usage and self._meter.framing.is_done else shown
 
-    def break_off(self, _why: str) -> list[bytes]:
-        """Return nothing, as the client's connection breaks, too."""
-        return []
-
     def _shown(self, documents: list[Any]) -> list[bytes]:
         out = []
         for document in documents:
